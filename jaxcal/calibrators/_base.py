@@ -1,4 +1,4 @@
-"""What calibrators share: checks of the base predictions, their errors, and the table of sorted errors."""
+"""Code that calibrators share: checks of the base predictions, their errors, and the table of sorted errors."""
 
 import math
 from collections import Counter
@@ -39,11 +39,11 @@ class Rows(NamedTuple):
 
 
 def checked_rows(x: Table, base: Distribution, y: Series, categorical: Categorical) -> tuple[Columns, Rows]:
-    """The columns of x and checked rows, for methods of the inputs that use the mean of `base` alone.
+    """The columns of x and checked rows, for methods that use the inputs and, of `base`, only the mean.
 
     Raises:
         TypeError: if `base` is not a Distribution.
-        ValueError: if x, y or base is empty, not finite or of the wrong shape; as `as_data`.
+        ValueError: if x, y or base is empty, not finite or of the wrong shape; otherwise as `as_data`.
     """
     columns, x, y = as_data(x, y, categorical, at_least=1)
     check_base(base, y.shape[0])
@@ -51,9 +51,9 @@ def checked_rows(x: Table, base: Distribution, y: Series, categorical: Categoric
 
 
 def rows_that_count(rows: R, weights: Float[Array, " n"] | None) -> tuple[R, Float[Array, " m"] | None]:
-    """The rows and their weights, without those whose known weight is 0; known weights that are equal are none.
+    """The rows and their weights without the rows of known weight 0; None in place of known weights that are all equal.
 
-    So a row of weight 0 has no part in anything, and equal weights, of whatever size, change no bit of a fit.
+    So a row of weight 0 has no effect at all, and equal weights, of whatever size, change no bit of a fit.
 
     Args:
         rows: arrays with a leading axis of rows.
@@ -69,12 +69,12 @@ def rows_that_count(rows: R, weights: Float[Array, " n"] | None) -> tuple[R, Flo
 
 
 def in_bucket(rows: W) -> W:
-    """Rows of which those that fill up a bucket have weight 0: nearby numbers of rows share a program.
+    """The rows, filled up to the size of a bucket with rows of weight 0: nearby numbers of rows share a program.
 
-    Where they cannot be filled up they stay as they are.
+    Rows that cannot be filled up stay as they are.
 
     Args:
-        rows: a named tuple of arrays with a leading axis of rows, whose field `weights` may be None: equal ones.
+        rows: a named tuple of arrays with a leading axis of rows. Its field `weights` may be None, for equal weights.
     """
     if not can_be_filled(rows):
         return rows
@@ -85,9 +85,9 @@ def in_bucket(rows: W) -> W:
 
 
 def check_base(base: object, length: int | None = None, *, outputs: bool = False) -> None:
-    """Raise unless `base` is a Distribution of finite means and stds, with `length` rows where given.
+    """Raise unless `base` is a Distribution of finite means and stds, with `length` rows unless that is None.
 
-    A std may be 0, as a forest predicts it where all targets of a leaf are equal: not every method uses it.
+    A std may be 0, since not every method uses it: a forest predicts 0 where all targets of a leaf are equal.
 
     Args:
         base: the predictions.
@@ -120,7 +120,7 @@ def check_base(base: object, length: int | None = None, *, outputs: bool = False
 
 
 def check_positive_std(base: Distribution, instead: str) -> None:
-    """Raise ValueError if a known std of a base that has one is 0, for a method that divides by all of them.
+    """Raise ValueError if base has a std and a known one is 0, for a method that divides by every std.
 
     Args:
         base: checked predictions.
@@ -135,7 +135,7 @@ def check_positive_std(base: Distribution, instead: str) -> None:
 
 
 def _are_not(values: np.ndarray, bad: np.ndarray) -> str:
-    """How many values are not what they must be, and the first of them, as the end of a message."""
+    """The end of a message: how many values are bad, and the first of them."""
     index = tuple(int(i) for i in bad[0])
     return f"{len(bad)} values are not, the first at index {index[0] if len(index) == 1 else index} ({values[index]:g})"
 
@@ -144,7 +144,7 @@ def as_levels(levels: Sequence[float] | np.ndarray) -> tuple[float, ...]:
     """Checked levels of quantiles, as plain numbers.
 
     Raises:
-        ValueError: if they are no vector or an empty one, one lies outside (0, 1), or they do not increase.
+        ValueError: if they are no vector, or an empty one; if one lies outside (0, 1); or if they do not increase.
     """
     values = _checks.as_numpy_floats("levels", levels, float)
     if values.ndim != 1 or values.size == 0:
@@ -156,7 +156,7 @@ def as_levels(levels: Sequence[float] | np.ndarray) -> tuple[float, ...]:
 
 
 def as_confidence_levels(wanted: Sequence[float] | None) -> tuple[float, ...]:
-    """Checked levels of intervals in increasing order, each once; 0.5, 0.8, 0.9 and 0.95 where None.
+    """Checked levels of intervals in increasing order, each once; 0.5, 0.8, 0.9 and 0.95 for None.
 
     Raises:
         ValueError: if there are none, or one lies outside (0, 1).
@@ -170,7 +170,7 @@ def as_confidence_levels(wanted: Sequence[float] | None) -> tuple[float, ...]:
 
 
 def check_rows_reach(rows: int, confidence_level: float) -> None:
-    """Raise ValueError if the interval at this level, of so many absolute errors, is infinite."""
+    """Raise ValueError if the interval at this level, from the absolute errors of `rows` rows, is infinite."""
     if rows < (needed := smallest_table(confidence_level)):
         raise ValueError(
             f"{rows} rows are too few for confidence level {confidence_level:g}: at least {needed} are needed. "
@@ -179,18 +179,18 @@ def check_rows_reach(rows: int, confidence_level: float) -> None:
 
 
 def location_and_scale(base: Distribution, scaled: bool) -> tuple[Float[Array, "*n"], Float[Array, "*n"]]:
-    """Where errors are put back in checked predictions, mean + scale z: the means and the `error_scale`, [n] each.
+    """The means and the `error_scale` of checked predictions, [n] each: an error z is put back as mean + scale z.
 
     Raises:
         TypeError: if `base` is not a Distribution.
-        ValueError: if its mean or std is not finite; if it is a `Point`, and `scaled`.
+        ValueError: if its mean or std is not finite, or if it is a `Point` and `scaled` is set.
     """
     check_base(base)
     return base.mean, error_scale(base, scaled)
 
 
 def is_scaled(score: str | None, base: Distribution) -> bool:
-    """Whether errors are measured in predicted stds: as the score says, or, where it is None, if base has a std.
+    """Whether errors are measured in predicted stds: the score says so, or it is None and base has a std.
 
     Raises:
         ValueError: if the score is none of None, "absolute" and "scaled".
@@ -200,15 +200,15 @@ def is_scaled(score: str | None, base: Distribution) -> bool:
 
 
 def error_scale(base: Distribution, scaled: bool) -> Float[Array, "*n"]:
-    """The scale that errors are divided by: the predicted stds [n] where `scaled`, else 1, for errors in those of y.
+    """The scale that errors are divided by: the predicted stds [n] if `scaled`, else 1, for errors in the unit of y.
 
     Raises:
-        ValueError: if `base` is a `Point`, which has no std, and `scaled`.
+        ValueError: if `scaled` is set and `base` is a `Point`, which has no std.
     """
     if scaled and not base.has_std:
         raise ValueError(
-            f"base is a {type(base).__name__}, but errors are measured in predicted stds: it must have a std. Give one "
-            "that has, such as jaxcal.Normal(mean, std)."
+            f"base is a {type(base).__name__}, but errors are measured in predicted stds: it must have a std. Give "
+            "a base with a std, such as jaxcal.Normal(mean, std)."
         )
     return base.std if scaled else _ones(base.mean)
 
@@ -224,7 +224,7 @@ def _ones(values: Float[AnyArray, "*n"]) -> Float[AnyArray, "*n"]:
     return namespace(values).ones_like(values)
 
 
-# What uses no std, for a message about those that are 0.
+# Advice that uses no std, for a message about stds that are 0.
 _POINT = "give jaxcal.Point(base.mean) as base, for errors on the scale of y"
 AS_POINT = f"{_POINT}, or in a pipeline take jaxcal.conformal.fit with score='absolute'"
 ABSOLUTE = f"take score='absolute', or {_POINT}"
@@ -235,17 +235,18 @@ def standardized_errors(
 ) -> Float[Array, " l"]:
     """The signed errors (y - mean) / scale of every row.
 
-    Where the scale is 0 an error of 0 is 0, and any other one is infinite: then intervals at high levels are, too.
+    Where the scale is 0, an error of 0 stays 0 and any other error is infinite. Intervals at high levels may
+    then be infinite, too.
 
     Args:
         base: checked predictions.
         y: targets.
-        scaled: as of `error_scale`.
-        finite: whether infinite errors are refused, by methods that compute with them.
-        instead: what to do where there are some, a clause.
+        scaled: see `error_scale`.
+        finite: whether infinite errors raise an error, for methods that compute with them.
+        instead: what to do about infinite errors, a clause.
 
     Raises:
-        ValueError: if an error is not a number, or infinite and `finite`; or as `error_scale` does.
+        ValueError: if an error is not a number, or if it is infinite and `finite` is set; also as `error_scale` does.
 
     Warns:
         UserWarning: if known errors are infinite.
@@ -272,7 +273,7 @@ def standardized_errors(
 def in_scales(
     y: Float[AnyArray, " l"], mean: Float[AnyArray, " l"], scale: Float[AnyArray, " l"]
 ) -> Float[AnyArray, " l"]:
-    """(y - mean) / scale; by a scale of 0 an error is 0, if it is within rounding of 0, else infinite."""
+    """(y - mean) / scale; if the scale is 0: 0 where y is the mean up to rounding, else infinite."""
     xp, error, positive = namespace(y), y - mean, scale > 0
     same = xp.abs(error) <= rounding.tolerance(y, mean)
     without = xp.where(same, 0, xp.sign(error) * np.inf)
@@ -290,7 +291,7 @@ def probabilities(base: Distribution, y: Float[Array, " l"], *, by_program: bool
     """The probabilities base.cdf(y) of every row.
 
     Raises:
-        ValueError: if base is a `Point`; if one of them is 0 or 1, or base has no density at its y.
+        ValueError: if base is a `Point`, if a probability is 0 or 1, or if base has no density at a y.
     """
     check_density(base)
     p = cdf_of(base, y) if by_program else base.cdf(y)
@@ -305,12 +306,12 @@ def probabilities(base: Distribution, y: Float[Array, " l"], *, by_program: bool
 @partial(by_buckets, rows_of=1)
 @_programs.jit
 def cdf_of(base: Distribution, y: Float[Array, " l"]) -> Float[Array, " l"]:
-    """base.cdf(y) by a program, as `Recalibrated` with a rule finds it: NumPy's rounding would part equal targets."""
+    """base.cdf(y) by a program, as `Recalibrated` with a rule computes it; NumPy's rounding may part equal targets."""
     return base.cdf(y)
 
 
 def rows_without_probability(base: Distribution, y: Float[Array, " l"], p: Float[Array, " l"]) -> np.ndarray:
-    """The numbers of the rows whose known probability p is 0 or 1, or where base has no density at y."""
+    """The numbers of the rows where the known probability p is 0 or 1, or base has no density at y."""
     base, y, p = lax.stop_gradient((base, y, p))  # under an eager jax.grad the values are known
     if _checks.is_traced(p):
         return np.zeros(0, int)
@@ -319,11 +320,11 @@ def rows_without_probability(base: Distribution, y: Float[Array, " l"], p: Float
 
 
 def check_density(base: Distribution) -> None:
-    """Raise ValueError if base has no density, as a `Point`: then its probabilities jump."""
+    """Raise ValueError if base has no density, as a `Point`, since its cdf then jumps."""
     if not base.has_density:
         raise ValueError(
-            f"base is a {type(base).__name__}: score='cdf' needs distributions that have a density. Give such, or use "
-            "score='signed'."
+            f"base is a {type(base).__name__}: score='cdf' needs distributions that have a density. Give a "
+            "base with a density, or use score='signed'."
         )
 
 
@@ -344,7 +345,7 @@ def check_guarantees(rule: str) -> None:
 
 
 def check_smoothing(smoothing: float | None, **others: object) -> None:
-    """Raise ValueError unless smoothing is None, or lies in (0, 1/2] and comes without the others, which are None."""
+    """Raise ValueError unless smoothing is None, or smoothing lies in (0, 1/2] and all others are None."""
     if smoothing is None:
         return
     if not 0 < smoothing <= 0.5:
@@ -353,12 +354,12 @@ def check_smoothing(smoothing: float | None, **others: object) -> None:
 
 
 def smoothed(table: Float[AnyArray, " l"], smoothing: Real[ArrayLike, ""] | None) -> Float[AnyArray, " l"]:
-    """The sorted table, smoothed where that is asked for."""
+    """The sorted table, smoothed unless `smoothing` is None."""
     return table if smoothing is None else smoothed_table(table, smoothing)
 
 
 def check_not_smoothed(smoothed: bool) -> None:
-    """Raise ValueError if the table is smoothed, and guarantees nothing."""
+    """Raise ValueError if the table is smoothed, since it then guarantees nothing."""
     if smoothed:
         raise ValueError(
             "the table is smoothed: its values are no scores of calibration rows, so that no coverage guarantee "
@@ -367,24 +368,25 @@ def check_not_smoothed(smoothed: bool) -> None:
 
 
 def check_not_out_of_fold(out_of_fold: bool) -> None:
-    """Raise ValueError if the errors are out of fold, and guarantee nothing."""
+    """Raise ValueError if the errors are out of fold, since they then guarantee nothing."""
     if out_of_fold:
         raise ValueError(
-            "the errors are out of fold: of other models than the one that predicts. No coverage guarantee follows "
-            "from them; it does from data points that were set aside, as with jaxcal.pipeline.fit(method='split')."
+            "the errors are out of fold: they come from other models than the model that predicts, and give no "
+            "coverage guarantee. Errors of data points that were set aside do, as with "
+            "jaxcal.pipeline.fit(method='split')."
         )
 
 
 def facts_of(base: Distribution, y: Float[Array, " l"], smoothing: float | None) -> dict[str, Any]:
-    """What a table of scores keeps of the rows that they are of: fields of a calibrator."""
+    """Fields of a calibrator: the facts about the calibration rows that its table of scores keeps."""
     return {"num_calibration": y.shape[0], "out_of_fold": base.is_out_of_fold, "smoothed": smoothing is not None}
 
 
 def num_among(rows: tuple[Array, Array], known: tuple[Array, Array]) -> int:
-    """How many of the rows (x, y) are among the known ones; 0 where chance explains that, or a value is unknown.
+    """How many of the rows (x, y) are among the known rows; 0 if chance explains the number, or a value is unknown.
 
-    Of rows of one distribution as many are among the known ones as those have a twin among themselves. Chance explains
-    up to three standard deviations more.
+    If all rows follow one distribution, a row is among the known rows as often as a known row equals another known row.
+    Chance explains up to three standard deviations more.
     """
     if _checks.is_traced(*rows, *known):
         return 0
@@ -393,12 +395,13 @@ def num_among(rows: tuple[Array, Array], known: tuple[Array, Array]) -> int:
     keys_of = lambda part: [row.tobytes() for row in np.column_stack(part).astype(dtype) + np.zeros((), dtype)]
     keys, counts = keys_of(rows), Counter(keys_of(known))
     number, twins = sum(key in counts for key in keys), sum(count for count in counts.values() if count > 1)
+    # The expected fraction of matches is p = (twins + 1) / (N + 2). Chance explains m p + 3 sqrt(m p (1 - p)) of m.
     expected = (twins + 1) / (counts.total() + 2)
     usual = len(keys) * expected + 3 * math.sqrt(len(keys) * expected * (1 - expected))
     return number if number > usual else 0
 
 
 def warn_without_width(z: Float[Array, " l"]) -> None:
-    """Warn the caller of a fit whose errors are all zero."""
+    """Warn the caller of a fit if all its errors are zero."""
     if not _checks.is_traced(z) and not np.asarray(z).any():
         _checks.warn("y equals base.mean in every row: no prediction has a width.")

@@ -1,8 +1,9 @@
-"""Groups of rows, and weights of rows: of calibration rows, and of those that are predicted.
+"""Groups and weights, of calibration rows and of new rows.
 
 The errors of each group make a table of their own, so that the coverage holds within every group (Mondrian conformal
-prediction: Vovk, Lindsay, Nouretdinov and Gammerman 2003). With weights w(x), proportional to the density of the new
-inputs over that of the calibration inputs, it holds for the new ones (Tibshirani, Barber, Candès and Ramdas 2019).
+prediction: Vovk, Lindsay, Nouretdinov and Gammerman 2003). Let p be the density of the calibration inputs and q the
+density of the new inputs. With weights w(x) proportional to q(x) / p(x), the coverage holds for new rows (Tibshirani,
+Barber, Candès and Ramdas 2019).
 """
 
 import dataclasses
@@ -29,19 +30,19 @@ from jaxcal.guarantee import Guarantee, WeightedGuarantee
 
 Labels = ArrayLike | Sequence | Callable | eqx.Module
 Weights = ArrayLike | Callable
-# The sorted errors of calibration rows, or a table of them for every group. The type checker cannot know which.
+# The sorted errors of calibration rows, or a table of errors for every group. The type checker cannot know which.
 if TYPE_CHECKING:
     Errors = Any
 else:
     Errors = Float[Array, "*l"] | Tables | LinearTables
 
 _NO_GROUPS = "by has no effect: the calibrator was fitted without groups."
-_LACKS_WEIGHTS = "the calibrator was fitted with weights: give those of these rows, weights=w."
+_LACKS_WEIGHTS = "the calibrator was fitted with weights: give the weights of these rows, weights=w."
 _NO_WEIGHTS = "weights have no effect: the calibrator was fitted without."
 
 
 class Given(NamedTuple):
-    """What a calibrator is given of rows: inputs and labels or weights, each where there are any, and predictions."""
+    """The arguments about rows that a calibrator gets: predictions, and inputs, labels and weights or None."""
 
     x: Table | None
     base: Distribution
@@ -55,7 +56,7 @@ class Given(NamedTuple):
 
 
 class _Function(eqx.Module):
-    """A plain function of x, which is no array of a module."""
+    """A plain function of x as a static field, since a function is no array."""
 
     function: Callable = eqx.field(static=True)
 
@@ -67,8 +68,9 @@ class Groups(eqx.Module):
     """The labels of groups, and where they come from.
 
     Attributes:
-        labels: of the groups, in increasing order; one group of all rows where there are none.
-        by: the module that gives them, of x or, as `labels.StdBins`, of the base; None where they come with the rows.
+        labels: the labels of the groups, in increasing order; empty for one group of all rows.
+        by: the module that computes the labels from x or, if it is a `labels.StdBins`, from the base; None if the
+            labels come with the rows.
     """
 
     labels: tuple[Any, ...] = eqx.field(static=True)
@@ -91,7 +93,8 @@ class Groups(eqx.Module):
         """The number of the group of each new row.
 
         Raises:
-            ValueError: if labels are missing, are not as many as the rows, or one was in no calibration row.
+            ValueError: if labels are missing, if there are not as many labels as rows, or if no calibration row has
+                one of the labels.
         """
         if not self.labels:
             if by is not None:
@@ -99,17 +102,19 @@ class Groups(eqx.Module):
             return jax.device_put(np.zeros(length, np.int32))
         by = self.by if by is None else by
         if by is None:
-            raise ValueError("the calibrator was fitted with labels of groups: give those of these rows, by=labels.")
-        given, labels = _labels(x, base, by), np.array(self.labels)
-        if _checks.is_traced(given):  # numbers, whose values are not known
-            return jnp.clip(jnp.searchsorted(labels, given), 0, len(labels) - 1).astype(jnp.int32)
-        given = _checks.as_labels("by", given, length)
-        if (given.dtype.kind in "US") != (labels.dtype.kind in "US"):
-            raise ValueError(f"by holds {given.dtype.name}, but the labels of the fit are {labels.dtype.name}.")
-        place = np.minimum(np.searchsorted(labels, given), len(labels) - 1)
-        if (unseen := labels[place] != given).any():
             raise ValueError(
-                f"by holds the label {given[unseen][0].item()!r}, which no calibration row has; there are "
+                "the calibrator was fitted with labels of groups: give the labels of these rows, by=labels."
+            )
+        new_labels, labels = _labels(x, base, by), np.array(self.labels)
+        if _checks.is_traced(new_labels):  # numbers, whose values are not known
+            return jnp.clip(jnp.searchsorted(labels, new_labels), 0, len(labels) - 1).astype(jnp.int32)
+        new_labels = _checks.as_labels("by", new_labels, length)
+        if (new_labels.dtype.kind in "US") != (labels.dtype.kind in "US"):
+            raise ValueError(f"by holds {new_labels.dtype.name}, but the labels of the fit are {labels.dtype.name}.")
+        place = np.minimum(np.searchsorted(labels, new_labels), len(labels) - 1)
+        if (unseen := labels[place] != new_labels).any():
+            raise ValueError(
+                f"by holds the label {new_labels[unseen][0].item()!r}, which no calibration row has; there are "
                 f"{', '.join(map(repr, self.labels[:10]))}{', ...' if len(self.labels) > 10 else ''}."
             )
         return jax.device_put(place.astype(np.int32))
@@ -121,7 +126,7 @@ class Groups(eqx.Module):
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """The number of groups."""
         return max(len(self.labels), 1)
 
     def number_of(self, label: Any) -> int:
@@ -137,16 +142,16 @@ class Groups(eqx.Module):
 
 
 class CalibrationGroups(eqx.Module):
-    """What is known of calibration rows beside their errors: their groups, their weights, and how many there are.
+    """The calibration rows without their errors: their groups, their weights, and their number.
 
     Attributes:
         groups: the labels.
-        sizes: how many calibration rows each group has [groups].
-        effective: how many rows of equal weight they are worth [groups], (sum w)^2 / sum w^2.
-        weights: the function of x that gives the weight of a row; None where they come with the rows.
+        sizes: the number of calibration rows of each group [groups].
+        effective: the effective number of rows of each group [groups], (sum w)^2 / sum w^2.
+        weights: the function of x that gives the weight of a row; None if the weights come with the rows.
         weighted: whether the rows have weights.
-        pooling: how many rows of a group those of all groups count for, in the table of each; None without partial
-            pooling.
+        pooling: the number of rows of a group that the errors of all groups count for, in the table of each group; None
+            without partial pooling.
     """
 
     groups: Groups
@@ -157,14 +162,14 @@ class CalibrationGroups(eqx.Module):
     pooling: Float[Array, ""] | None = None
 
     @classmethod
-    def of(cls, given: Given, dtype: np.dtype) -> tuple["CalibrationGroups", "Rows"]:
-        """Those of calibration rows, and what each row has.
+    def of(cls, arguments: Given, dtype: np.dtype) -> tuple["CalibrationGroups", "Rows"]:
+        """The groups and weights of calibration rows, and the number of the group and the weight of each row.
 
         Raises:
-            ValueError: if labels or weights are not as many as the rows; if a weight is negative, NaN or infinite, or
-                those of a group are all 0.
+            ValueError: if there are not as many labels or weights as rows. If a weight is negative, NaN or infinite. If
+                all weights of a group are 0.
         """
-        x, base, by, weights = given
+        x, base, by, weights = arguments
         length = base.mean.shape[0]
         groups, number = Groups.of(x, base, by, length)
         known = weights_of(x, weights, length)
@@ -175,23 +180,23 @@ class CalibrationGroups(eqx.Module):
             number, known = number[kept], known[kept]
         sizes = np.bincount(number, minlength=groups.count)
         effective = _effective(number, sizes, known, dtype)
-        found = cls(groups, jax.device_put(sizes), effective, weights if callable(weights) else None, known is not None)
-        return found, Rows(number, known, kept)
+        made = cls(groups, jax.device_put(sizes), effective, weights if callable(weights) else None, known is not None)
+        return made, Rows(number, known, kept)
 
-    def of_new(self, given: Given) -> tuple[Int[Array, " n"], Float[Array, " n"] | None]:
-        """The number of the group of each new row, and its weight, if the calibration rows have weights or are pooled.
+    def of_new(self, arguments: Given) -> tuple[Int[Array, " n"], Float[Array, " n"] | None]:
+        """The number of the group of each new row, and its weight if the calibration rows have weights or are pooled.
 
         Raises:
-            ValueError: if labels or weights are missing or have no effect, are of the wrong length or out of range; if
+            ValueError: if labels or weights are missing, have no effect, are of the wrong length or out of range. If
                 no calibration row has the label of a row.
         """
-        x, base, by, weights = given
+        x, base, by, weights = arguments
         length = base.mean.shape[0]
         number = self.groups.number_of_rows(x, base, by, length)
         weights = self.weights if weights is None else weights
         if (weights is not None) != self.weighted:
             raise ValueError(_LACKS_WEIGHTS if self.weighted else _NO_WEIGHTS)
-        if weights is None:  # a pooled table is worth a number of rows, and a new row is worth one
+        if weights is None:  # the weights of a pooled table add up to a number of rows: a new row has weight 1
             return number, None if self.pooling is None else jnp.ones_like(base.mean)
         new_weight = _checks.as_vector("weights", values_at(x, weights, "weights"), length=length)
         _checks.check_not_negative("weights", new_weight)  # all may be 0
@@ -200,11 +205,12 @@ class CalibrationGroups(eqx.Module):
     def guarantee(
         self, confidence_level: float, group: Any, rule: str, out_of_fold: bool
     ) -> Guarantee | WeightedGuarantee:
-        """That of the interval which a rule reads from the table of the group with a label.
+        """The guarantee of the interval that a rule reads from the table of the group with a label.
 
         Raises:
-            ValueError: if the confidence level lies outside (0, 1), the errors are out of fold, the rule or a pooled
-                table guarantees nothing, there is no group with the label, or it has too few rows for the level.
+            ValueError: if the confidence level lies outside (0, 1), or the errors are out of fold. If the rule
+                guarantees nothing, or the tables are pooled. If no group has the label, or the group has too few rows
+                for the level.
         """
         if self.pooling is not None:
             raise ValueError("partially pooled tables guarantee nothing: fit without partial_pooling for a guarantee.")
@@ -224,12 +230,12 @@ class CalibrationGroups(eqx.Module):
 
 
 class Rows(NamedTuple):
-    """What each calibration row has that counts.
+    """The calibration rows that count.
 
     Attributes:
-        number: of its group.
-        weights: None where there are none.
-        kept: which rows these are; None for all. Those of weight 0 no table needs to know.
+        number: the number of the group of each row.
+        weights: the weight of each row; None if the rows have no weights.
+        kept: the positions of these rows; None for all rows. Tables do not contain rows of weight 0.
     """
 
     number: Int[np.ndarray, " l"]
@@ -238,40 +244,40 @@ class Rows(NamedTuple):
 
 
 def of_new_rows(
-    rows: CalibrationGroups | None, given: Given
+    rows: CalibrationGroups | None, arguments: Given
 ) -> tuple[Int[Array, " n"] | None, Float[Array, " n"] | None]:
-    """`CalibrationGroups.of_new`; nothing for a calibrator that was fitted without groups and weights, as rows=None.
+    """`CalibrationGroups.of_new`; (None, None) for rows=None, if the calibrator was fitted without groups and weights.
 
     Raises:
-        ValueError: as that does.
+        ValueError: as `CalibrationGroups.of_new` does, also if rows is None and labels or weights have no effect.
     """
     if rows is not None:
-        return rows.of_new(given)
-    if given.is_counted:
-        raise ValueError(_NO_WEIGHTS if given.by is None else _NO_GROUPS)
+        return rows.of_new(arguments)
+    if arguments.is_counted:
+        raise ValueError(_NO_WEIGHTS if arguments.by is None else _NO_GROUPS)
     return None, None
 
 
 def tables_of_groups(
-    given: Given, errors: Float[Array, " l"], *, rule: str, scale: Float[Array, " l"] | None = None
+    arguments: Given, errors: Float[Array, " l"], *, rule: str, scale: Float[Array, " l"] | None = None
 ) -> tuple[Errors, CalibrationGroups]:
-    """A table of the errors of calibration rows for every group, with weights; and the groups.
+    """A weighted table of the errors of calibration rows for every group, and the groups.
 
     Args:
-        given: of the rows; by is None for one group of all, weights are None for equal ones; the predictions are
-            checked.
-        errors: of the rows [l], in units of `scale`.
-        rule: how a quantile is read from a table, see `functional.tables.quantile`, with absolute errors and their
-            negatives for "symmetric"; or "linear", between its values.
-        scale: of the errors, for partial pooling in the unit of y; None for tables of the groups alone.
+        arguments: the arguments about the rows. `by` is None for one group of all rows, and `weights` is None for equal
+            weights. The predictions are checked.
+        errors: the errors of the rows [l], in units of `scale`.
+        rule: how a quantile is read from a table, see `functional.tables.quantile`. "symmetric" has absolute errors and
+            their negatives; "linear" interpolates between the values of the table.
+        scale: the scale of the errors, for partial pooling in the unit of y; None for tables of the groups alone.
 
     Raises:
-        ValueError: as `CalibrationGroups.of` does; if partial pooling comes without groups, with weights, or with a
+        ValueError: as `CalibrationGroups.of` does. If partial pooling comes without groups, with weights, or with a
             single row.
     """
-    if scale is not None and (given.by is None or given.weights is not None or errors.shape[0] < 2):
+    if scale is not None and (arguments.by is None or arguments.weights is not None or errors.shape[0] < 2):
         raise ValueError("partial_pooling goes with labels of groups, by, without weights, from two rows on.")
-    rows, (number, known, kept) = CalibrationGroups.of(given, errors.dtype)
+    rows, (number, known, kept) = CalibrationGroups.of(arguments, errors.dtype)
     errors, count = errors if kept is None else errors[kept], rows.groups.count
     if scale is not None:
         pooling = _pooling.best(errors, jax.device_put(number), rows.sizes, scale)
@@ -287,22 +293,22 @@ def weights_of(x: Table | None, weights: Weights | None, length: int) -> Float[A
     """The weights of calibration rows, or None.
 
     Raises:
-        ValueError: if they are not as many as the rows; if one is negative, NaN or infinite, or all are 0; if they are
-            a function of x, and x is None.
+        ValueError: if there are not as many weights as rows. If one is negative, NaN or infinite, or all are 0. If they
+            are a function of x and x is None.
     """
     return None if weights is None else _checks.as_weights(values_at(x, weights, "weights"), length)
 
 
 def _labels(x: Table | None, base: Distribution, by: Labels) -> Any:
-    """Labels that are given, or those of a function of x or of the base."""
+    """The labels: `by` itself, or its values if it is a function of x or of the base."""
     return by(base) if isinstance(by, StdBins) else values_at(x, by, "by")
 
 
 def values_at(x: Table | None, values: Any, name: str) -> Any:
-    """Labels, weights or features that are given, or those of a function of x.
+    """Labels, weights or features: `values` itself, or its values at x if it is a function.
 
     Raises:
-        ValueError: if they are a function of x, and x is None.
+        ValueError: if `values` is a function and x is None.
     """
     if not callable(values):
         return values

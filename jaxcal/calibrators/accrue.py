@@ -1,14 +1,14 @@
 """A standard deviation for every black box, from its errors: ACCRUE.
 
 Camporeale and Carè, "ACCRUE: Accurate and Reliable Uncertainty Estimate in Deterministic Models", International Journal
-for Uncertainty Quantification 11 (2021). The distribution of a row is N(base.mean, std(x)^2), and std, a function of
-the inputs, minimizes beta times the mean CRPS plus 1 - beta times the reliability score (equation 11;
-`functional.scores` has all of it). With beta=1 it is the CRPS alone, the paper's first baseline; isotonic recalibration
-of the result is its RECAL.
+for Uncertainty Quantification 11 (2021). The distribution of a row is N(base.mean, std(x)^2), with std a function of
+the inputs. The std minimizes beta times the mean CRPS plus 1 - beta times the reliability score (equation 11;
+`functional.scores` has all of it). With beta=1 the loss is the CRPS alone, the paper's first baseline. Isotonic
+recalibration of the result is the paper's RECAL.
 
-**The errors decide everything.** Those of rows that the model was trained on are too small, and so is then the std: in
-the paper's setting by half on small data sets. Give rows that the model has not seen, or predictions out of fold:
-`jaxcal.out_of_fold`.
+**The errors decide everything.** Errors of training rows are too small, and so is a std learned from them. In the
+paper's setting the std is too small by half on small data sets. Give rows that the model was not trained on, or
+out-of-fold predictions: `jaxcal.out_of_fold`.
 """
 
 import math
@@ -37,23 +37,24 @@ from jaxcal.networks import FeedForward, TrainingRecord, presets
 from jaxcal.networks.training import GIVE_STEPS, check_steps
 from jaxcal.optimize import Optimum, Result, num_train
 
-# Section 5.1: the network's layers, the second of symmetric saturating linear functions, and the polynomial's order.
+# Section 5.1: the network's layers, of ReLU and of symmetric saturating linear functions; the polynomial's order.
 _HIDDEN, _ACTIVATIONS = (50, 10), (jax.nn.relu, jax.nn.hard_tanh)
 _MAX_ORDER = 10
-# n times the gain of the loss of n rows below which a further order is useless, and not taken; two in a row end the
-# search, since odd orders alone, or even ones, may be useless.
+# A further order is useless, and is not taken, if it lowers the loss of n rows by less than this number over n. Two
+# useless orders in succession end the search, since only the odd orders, or only the even orders, may be useless.
 _ORDER_GAIN = 0.1
 _LEAST_ROWS = 10
 # The median of |z| for standard normal z.
 _MEDIAN_SIZE = 0.6745
-# Where L-BFGS leaves the last digits to Newton steps.
+# L-BFGS stops at these tolerances, and Newton steps find the last digits.
 _to_the_end = partial(optimize.minimize, loss_tolerance=1e-13, gradient_tolerance=1e-9)
-# A direction in which the loss bends by less has no optimum to speak of: a coefficient of a higher order, or one on its
-# way to where the std is 0. An error that is 10^4 times too large leaves 7e-7.
+# A direction with less curvature of the loss has no well-determined optimum. It is a coefficient of a higher order, or
+# a coefficient that moves the std toward 0. An error that is 10^4 times too large leaves a curvature of 7e-7.
 _LEAST_CURVATURE = 1e-7
-# More rows are not filled up: a fit takes up to a quarter longer. A smoothed score takes time as their square.
+# More rows than this are not filled up to a bucket: a fit would take up to a quarter longer. The time of a smoothed
+# score grows with the square of the number of rows.
 _FEW = 2**12
-# How many times the errors fitted to those of the validation rows may be without a warning.
+# The largest ratio of the errors of the validation rows to the errors of the rows fitted to without a warning.
 _TOO_LARGE = 1.5
 
 
@@ -80,32 +81,33 @@ def fit(
 ) -> "ACCRUE":
     """Fit a std as a function of the inputs to the errors y - base.mean.
 
-    On rows that the model behind `base` was not trained on, or predicted out of fold, `jaxcal.out_of_fold`: errors of
-    training rows are too small, and so would the std be.
+    The rows must not be rows that the model behind `base` was trained on, unless it predicts them out of fold, as
+    `jaxcal.out_of_fold` does. Errors of training rows are too small, and so would the std be.
 
-    - "network": hidden layers of 50 ReLU and 10 symmetric saturating linear functions, and log std as the output. It is
-      trained by L-BFGS on a random part of the rows, until the loss on the rest has not fallen for `patience` steps;
-      the best of `restarts` initializations, by that loss, is kept. They train in one `vmap`.
-    - "polynomial", for one column of x: std = softplus(polynomial), which is positive everywhere, of order 1, 2, ... up
-      to 10, each starting from the last useful one's solution, until two orders in a row gain less than 0.1 / l of
-      the loss (Algorithm 1, which stops after one, keeps it, and lets the std become negative). All rows are fitted to.
+    - "network": hidden layers of 50 ReLU and 10 symmetric saturating linear functions, and log std as the output.
+      L-BFGS trains it on a random part of the rows, until the loss on the rest has not fallen for `patience` steps. The
+      best of `restarts` initializations, by the loss on the rest, is kept. They train in one `vmap`.
+    - "polynomial", for one column of x: std = softplus(polynomial), which is positive everywhere. The order is 1, 2,
+      ... up to 10, and each order starts from the solution of the last useful order. The search stops when two
+      successive orders lower the loss by less than 0.1 / l. Algorithm 1 stops after one such order, keeps it, and lets
+      the std become negative. All rows are fitted to.
     - an Equinox module that maps one standardized input [d] to log std, as a scalar, in units of the errors' typical
       size. It is trained as the network is, from its own weights, once.
 
-    With weights the mean CRPS is weighted, of the rows trained on and of the validation set, and the reliability score
-    compares Phi with the weighted empirical cdf of the errors. A row of weight 2 counts as two rows, one of weight 0
-    not at all, and weights that are all equal are as none. With w(x) the density of new inputs over that of the
-    calibration inputs, both scores are estimates of those of the new rows; a std that can follow the errors everywhere
-    gains little by it. How long a polynomial may become is decided by the effective number of rows,
-    (sum w)^2 / sum(w^2).
+    With weights the mean CRPS is weighted, over the training rows and over the validation set. The reliability score
+    compares Phi with the weighted empirical cdf of the errors. A row of weight 2 counts as two rows, and a row of
+    weight 0 does not count. Weights that are all equal have no effect. Let w(x) be the density of new inputs divided by
+    the density of the calibration inputs. Both scores then estimate the scores of new rows, but a std that can follow
+    the errors everywhere gains little from such weights. The effective number of rows, (sum w)^2 / sum(w^2), decides
+    how far the order of a polynomial may grow.
 
     Works under `jit` and, over keys and over runs of equal size, under `eqx.filter_vmap`. Predictions are
-    differentiable in x and base, with `differentiable=True` and a polynomial in the rows fitted to and their weights,
-    too; `functional.scores.accrue_loss` is a loss to train mean and std jointly.
+    differentiable in x and base. With `differentiable=True` and a polynomial they are also differentiable in the rows
+    fitted to and their weights. `functional.scores.accrue_loss` is a loss to train mean and std jointly.
 
-    With `steps` a network or module takes so many steps on all rows, and derivatives pass through them, in x, base, y,
-    weights, beta, the module's own weights and the learning rate. They are steps of Adam, since L-BFGS compares to
-    find the length of its own. Any other derivative through the fit is refused.
+    With `steps` a network or module takes that number of steps on all rows. Derivatives pass through the steps, in x,
+    base, y, weights, beta, the module's own weights and the learning rate. The steps are steps of Adam, since L-BFGS
+    chooses the lengths of its steps by comparisons. Any other derivative through the fit raises an error.
 
     Args:
         x: inputs [l, d], or a data frame (`jaxcal.frames`); a vector [l] is one column.
@@ -115,43 +117,45 @@ def fit(
         categorical: the columns of x whose values have no order, by position, or of a data frame by name.
         model: "network", "polynomial" or a module, as above.
         beta: the weight of the CRPS in [0, 1]; "auto" is equation 12, see `functional.scores.accrue_beta`.
-        relative: whether the model is of the factor that base.std is multiplied by, in place of the std: of a base that
-            knows where its errors are large only the scale is then corrected. Without it base.std has no part in the
-            result.
-        restarts: number of initializations of the network (default 5; one where it takes steps).
+        relative: whether the model learns a factor that multiplies base.std, in place of the std. If base.std is large
+            where the errors are large, the fit then only has to correct the scale. Without it base.std has no effect on
+            the result.
+        restarts: number of initializations of the network (default 5; one if it takes steps).
         validation_fraction: fraction of the rows in the validation set (default 0.5).
-        validation: other rows (x, base, y) as the validation set, in place of a fraction of these. Where the weights of
-            these are an array, those of the other rows are a fourth part, (x, base, y, weights).
-        weights: of the rows [l], not negative, or a function of x that gives them; equal where None. The call needs
-            none.
-        max_iterations: number of L-BFGS steps to stop at (default 500).
-        patience: steps without improvement to stop at (default 10).
+        validation: other rows (x, base, y) as the validation set, in place of a fraction of these rows. If `weights` is
+            an array, the weights of the other rows are a fourth part, (x, base, y, weights).
+        weights: the weights of the rows [l], not negative, or a function of x that gives them; None for equal weights.
+            The call needs no weights.
+        max_iterations: the largest number of L-BFGS steps (default 500).
+        patience: the number of steps without improvement that ends the training (default 10).
         steps: number of full-batch steps, as `jaxcal.networks.StepOptions` describes them, in place of restarts, a
             validation set, max_iterations and patience; None for a training that the validation set stops.
-        learning_rate: of Adam in these steps (default 0.01).
-        differentiable: whether derivatives pass through the fit of the polynomial, as of `rio.fit`: by the implicit
-            function theorem at the optimum, which is then found to the last digits. They are NaN where it is none, and
-            the result of `training` is not CONVERGED; the order stays. It goes with beta=1 or with smoothing: the
-            reliability score has a kink wherever two standardized errors change places, and derivatives between them
-            say nothing of how the std moves over wider steps.
+        learning_rate: the learning rate of Adam in these steps (default 0.01).
+        differentiable: whether derivatives pass through the fit of the polynomial, as in `rio.fit`. They come from the
+            implicit function theorem at the optimum, which the fit then finds to the last digits. If there is no
+            optimum, they are NaN and the result of `training` is not CONVERGED. The order is held constant. It needs
+            beta=1 or smoothing: the reliability score has a kink wherever two standardized errors change places. The
+            derivatives between kinks do not show how the std moves over larger changes.
         smoothing: None, or a length in standardized errors by which the reliability score is smoothed, see
-            `functional.scores.reliability_score`: with 0.1 a std becomes about 1 or 2 % larger. The time of the
+            `functional.scores.reliability_score`. A length of 0.1 makes a std about 1 or 2 % larger. The time of the
             loss then grows with the square of the number of rows.
 
     Raises:
-        TypeError: if base is not a Distribution; if a derivative through the fit is asked for without `differentiable`
-            or `steps`; if key is no random key.
-        ValueError: if x, y or base is not finite or of the wrong shape, there are fewer than 10 rows, y is constant,
-            y equals base.mean in every row, the polynomial gets more than one column, an option is out of its range, or
-            base is a `Point`, which has no std, and `relative`; if weights are not as many as the rows, one is
-            negative, NaN or infinite, or all are 0, or of the rows and those of `validation` only one part has weights;
-            if steps are negative, or given to a polynomial or with an option that has no part in them; if a learning
-            rate is given without steps; if it or smoothing is not positive.
+        TypeError: if base is not a Distribution, or key is no random key. If a derivative through the fit is requested
+            without `differentiable` or `steps`.
+        ValueError: if x, y or base is not finite or of the wrong shape. If there are fewer than 10 rows, y is constant,
+            or y equals base.mean in every row. If the polynomial gets more than one column, or an option is out of its
+            range. If `relative` is set and base is a `Point`, which has no std. If there are not as many weights as
+            rows, a weight is negative, NaN or infinite, or all are 0. If only the rows, or only the rows of
+            `validation`, have weights. If steps are negative, are given to a polynomial, or come with an option that
+            has no effect with steps. If a learning rate is given without steps. If the learning rate or smoothing is
+            not positive.
         FloatingPointError: if the loss becomes NaN or infinite.
 
     Warns:
-        UserWarning: if the errors of the rows of `validation` are typically 1.5 times those of the others or larger:
-            the model was trained on the latter. If the rows of `validation` are all among the others.
+        UserWarning: if the errors of the rows of `validation` are typically more than 1.5 times the errors of the other
+            rows. The model was then trained on the other rows. If more rows of `validation` are
+            among the other rows than chance explains.
 
     Source: Camporeale and Carè (2021), sections 4 and 5.1.
 
@@ -167,8 +171,8 @@ def fit(
     _checks.check_key(key)
     columns, rows = _as_rows(x, base, y, weights, relative, categorical)
     _checks.check_rows("x", rows.x, _LEAST_ROWS)
-    given = {"validation_fraction": validation_fraction, "max_iterations": max_iterations, "patience": patience}
-    settings = _settle(steps, learning_rate, validation=validation, restarts=restarts, **given)
+    options = {"validation_fraction": validation_fraction, "max_iterations": max_iterations, "patience": patience}
+    settings = _settle(steps, learning_rate, validation=validation, restarts=restarts, **options)
     _checks.check_varies("y is", rows.y)
     if not _checks.is_traced(rows.y, rows.mean) and np.array_equal(rows.y, rows.mean):
         raise ValueError("y equals base.mean in every row: there is no std to learn.")
@@ -204,14 +208,14 @@ class ACCRUE(eqx.Module):
 
     Attributes:
         model: maps one standardized input [d] to log std, in units of `scale`.
-        columns: what the columns of the inputs were.
+        columns: the description of the columns of the inputs.
         x_scaler: the standardization of the inputs.
-        scale: the typical size of the errors, in the unit of y; with `relative` in predicted stds.
+        scale: the typical size of the errors, in the unit of y, or with `relative` in predicted stds.
         beta: the weight of the CRPS in the loss.
-        loss: the lowest loss of the validation set, for errors in units of y's standard deviation; of a polynomial, or
-            after `steps`, that of all rows.
-        training: how training went, a `jaxcal.networks.TrainingRecord`, whose epochs are steps, by the polynomial at
-            its last order.
+        loss: the lowest loss of the validation set, for errors in units of y's standard deviation. For a polynomial,
+            and after `steps`, it is the loss of all rows.
+        training: the record of the training, a `jaxcal.networks.TrainingRecord`, whose epochs are steps. A polynomial
+            has the record of its last useful order.
     """
 
     model: Callable
@@ -229,14 +233,14 @@ class ACCRUE(eqx.Module):
         With `relative` the std is std(x) base.std.
 
         Raises:
-            TypeError, ValueError: as `fit` does for x and base, and as `std` does.
+            TypeError, ValueError: as `fit` raises for x and base, and as `std` raises.
         """
         std = self.std(x)
         _base.check_base(base, std.shape[0])
         return Normal(base.mean, std * _base.error_scale(base, True) if self.relative else std)
 
     def std(self, x: Table) -> Float[Array, " n"]:
-        """The standard deviations [n] at the rows of x, in the unit of y; with `relative` over those of the base.
+        """The standard deviations [n] at the rows of x, in the unit of y, or with `relative` as factors of base.std.
 
         Raises:
             ValueError: if x is empty, not finite, or has other columns than those fitted on.
@@ -251,6 +255,7 @@ class Polynomial(eqx.Module):
 
     def __call__(self, x: Float[Array, "1"]) -> Float[Array, ""]:
         """The log std at one point."""
+        # T_0 = 1, T_1 = x, T_(k+1) = 2 x T_k - T_(k-1).
         first, second = jnp.ones_like(x[0]), x[0]
         total = jnp.zeros_like(x[0])
         for coefficient in self.coefficients:
@@ -266,13 +271,13 @@ def _predict(fitted: ACCRUE, x: Float[Array, "n d"]) -> Float[Array, " n"]:
 
 
 def _settle(
-    steps: int | None, learning_rate: ArrayLike | None, validation: tuple | None, **given: Any
+    steps: int | None, learning_rate: ArrayLike | None, validation: tuple | None, **options: Any
 ) -> presets.ACCRUE:
-    """The options of training that were given, which must go with each other, and the defaults of the others."""
-    check_steps(steps, validation=validation, **given)
+    """The options of training, with defaults in place of None; options that exclude each other raise an error."""
+    check_steps(steps, validation=validation, **options)
     if steps is None and learning_rate is not None:
-        raise ValueError("learning_rate is that of steps, and L-BFGS has none: give steps, too, or leave it out.")
-    settings = presets.settle({None: presets.ACCRUE()}, None, learning_rate=learning_rate, **given)
+        raise ValueError("learning_rate is for steps, and L-BFGS has none: give steps, too, or omit learning_rate.")
+    settings = presets.settle({None: presets.ACCRUE()}, None, learning_rate=learning_rate, **options)
     for name in ("restarts", "max_iterations", "patience"):
         _checks.check_at_least(name, getattr(settings, name), 1)
     _checks.check_positive("learning_rate", settings.learning_rate)
@@ -280,7 +285,7 @@ def _settle(
 
 
 def _as_weight(beta: str | ArrayLike) -> Float[Array, ""] | None:
-    """The weight of the CRPS, or None where it is for equation 12 to say."""
+    """The weight of the CRPS, or None if equation 12 decides it."""
     if isinstance(beta, str):
         _checks.check_choice("beta", beta, ("auto",))
         return None
@@ -291,7 +296,7 @@ def _as_weight(beta: str | ArrayLike) -> Float[Array, ""] | None:
 
 
 def _as_length(smoothing: ArrayLike | None) -> Float[Array, ""] | None:
-    """The length by which the reliability score is smoothed, if it is."""
+    """The length by which the reliability score is smoothed, or None."""
     if smoothing is None:
         return None
     _checks.check_positive("smoothing", smoothing)
@@ -299,7 +304,7 @@ def _as_length(smoothing: ArrayLike | None) -> Float[Array, ""] | None:
 
 
 def _initial_models(model: str | eqx.Module, rows: "_Rows", key: PRNGKeyArray, restarts: int) -> list[eqx.Module]:
-    """The initial models: networks with random weights, or the given one alone."""
+    """The initial models: networks with random weights, or `model` alone if it is a module."""
     if not isinstance(model, str):
         return [model]
     _checks.check_choice("model", model, ("network", "polynomial"))
@@ -308,7 +313,7 @@ def _initial_models(model: str | eqx.Module, rows: "_Rows", key: PRNGKeyArray, r
 
 
 class _Rows(NamedTuple):
-    """Inputs, the model's means, targets, weights, and the std that is learned is over `unit`, in the unit of y."""
+    """Inputs, the model's means, targets, the unit of the learned std, in the unit of y, and weights."""
 
     x: Float[AnyArray, "n d"]
     mean: Float[AnyArray, " n"]
@@ -320,7 +325,7 @@ class _Rows(NamedTuple):
 def _as_rows(
     x: Table, base: Distribution, y: Series, weights: Weights | None, relative: bool, categorical: Categorical
 ) -> tuple[Columns, _Rows]:
-    """The columns of x, and checked rows, those that count."""
+    """The columns of x, and checked rows without the rows of weight 0."""
     columns, checked = _base.checked_rows(x, base, y, categorical)
     if relative:
         _base.check_positive_std(base, "leave relative=False, which uses no std")
@@ -330,31 +335,31 @@ def _as_rows(
 
 
 def _validation_rows(validation: tuple, weights: Weights | None, relative: bool, columns: Columns) -> _Rows:
-    """Checked rows of the validation set, with weights if the others have weights."""
-    x, base, y, *given = validation
-    own = given[0] if given else weights if callable(weights) else None
+    """Checked rows of the validation set, with weights if the training rows have weights."""
+    x, base, y, *own_weights = validation
+    own = own_weights[0] if own_weights else weights if callable(weights) else None
     if (weights is None) != (own is None):
         raise ValueError(
-            "the rows, or those of validation, have weights, and the others have none: give both, "
+            "only one part, the rows or the validation rows, has weights: give both, "
             "validation=(x, base, y, weights), or a function of x."
         )
     return _as_rows(x, base, y, own, relative, columns)[1]
 
 
 def _join(rows: _Rows, validation: _Rows) -> _Rows:
-    """The rows, with those of the validation after them; a warning where the errors are of different size."""
+    """The rows followed by the validation rows; warns if the errors differ in size, or rows are in both."""
     if not _checks.is_traced(*rows, *validation):
         own, new = (np.median(abs(np.subtract(part.y, part.mean))) for part in (rows, validation))
         if new > _TOO_LARGE * own:
             _checks.warn(
-                f"the errors of the validation rows are typically {new:.2g}, those of the rows fitted to {own:.2g}: it "
-                "seems that the model was trained on these. The std will be too small for new rows; see "
+                f"the errors of the validation rows are typically {new:.2g}, but only {own:.2g} in the rows fitted to: "
+                "it seems that the model was trained on these. The std will be too small for new rows; see "
                 "jaxcal.out_of_fold.",
             )
         if known := _base.num_among((validation.x, validation.y), (rows.x, rows.y)):
             _checks.warn(
-                f"{known} of {validation.y.shape[0]} rows of validation are among those that are fitted to: they do "
-                "not show when to stop.",
+                f"{known} of {validation.y.shape[0]} rows of validation are among the rows fitted to: they do not show "
+                "when to stop.",
             )
     return _joined(rows, validation)
 
@@ -363,7 +368,7 @@ def _join(rows: _Rows, validation: _Rows) -> _Rows:
 def _joined(rows: _Rows, validation: _Rows) -> _Rows:
     xp = namespace(rows.y, validation.y)
     if rows.weights is not None or validation.weights is not None:
-        # Of mean 1 in both parts, whatever their size.
+        # Weights have mean 1 in both parts, whatever the sizes of the parts.
         of = lambda part: xp.ones_like(part.y) if part.weights is None else part.weights / part.weights.mean()
         rows, validation = (part._replace(weights=of(part)) for part in (rows, validation))
     return jax.tree.map(lambda a, b: xp.concatenate([a, b]), rows, validation)
@@ -379,14 +384,14 @@ def _check_polynomial(rows: _Rows, validation: tuple | None, steps: int | None) 
 
 
 class _Score(NamedTuple):
-    """What the loss of some rows is: the weight of the CRPS, None for equation 12's, and how it is smoothed."""
+    """The options of the loss: the weight of the CRPS, None for equation 12, and the length of smoothing or None."""
 
     beta: Float[AnyArray, ""] | None
     smoothing: Float[AnyArray, ""] | None
 
 
 class _Problem(NamedTuple):
-    """Rows in the units that are fitted in."""
+    """Rows in the units of the fit."""
 
     x: Float[AnyArray, "n d"]
     errors: Float[AnyArray, " n"]
@@ -398,14 +403,14 @@ class _Problem(NamedTuple):
         std = jnp.exp(self.log_scale + jax.vmap(model)(self.x))
         return accrue_loss(self.errors, std, score.beta, weights=self.weights, smoothing=score.smoothing)
 
-    def score(self, given: _Score) -> _Score:
-        """The score with the weight of the CRPS: the one given, or that of equation 12."""
-        if given.beta is None:
-            return given._replace(beta=accrue_beta(self.errors, weights=self.weights))
-        return given._replace(beta=given.beta.astype(self.errors.dtype))
+    def score(self, options: _Score) -> _Score:
+        """The score with a known weight of the CRPS: its own, or the weight of equation 12."""
+        if options.beta is None:
+            return options._replace(beta=accrue_beta(self.errors, weights=self.weights))
+        return options._replace(beta=options.beta.astype(self.errors.dtype))
 
     def in_bucket(self, score: _Score) -> "_Problem":
-        """The rows filled up to a bucket, where that costs little."""
+        """The rows, filled up to a bucket if that costs little."""
         return _base.in_bucket(self) if len(self.errors) <= _FEW and score.smoothing is None else self
 
     def part(self, chosen: Int[AnyArray, " m"]) -> "_Problem":
@@ -414,7 +419,7 @@ class _Problem(NamedTuple):
 
 
 class _Task(NamedTuple):
-    """What a fit is asked: the rows and their columns, the score, and whether the std is relative to that of base."""
+    """The arguments of a fit: the rows, their columns, the score, and whether the std is a factor of base.std."""
 
     rows: _Rows
     columns: Columns
@@ -424,7 +429,7 @@ class _Task(NamedTuple):
     def problem(self, *, on_range: bool = False) -> tuple[_Problem, Standardizer, Float[AnyArray, ""]]:
         """The problem, the scaler of its inputs, and the errors' typical size in units of `rows.unit`.
 
-        The inputs are standardized, or, those of a polynomial, mapped from their whole range to [-1, 1].
+        The inputs are standardized. With `on_range`, for a polynomial, they are mapped from their range to [-1, 1].
         """
         rows, xp = self.rows, namespace(self.rows.y)
         if on_range:
@@ -436,7 +441,8 @@ class _Task(NamedTuple):
         scale = xp.where(scale > 0, scale, 1)
         errors = (rows.y - rows.mean) / scale
         unit = rows.unit / scale if self.relative else rows.unit
-        # By the median: a single error that is far too large must not decide where the search begins.
+        # The model learns log(std / (typical unit)), with the errors' typical size in multiples of the unit.
+        # The median: a single error that is far too large must not decide where the search begins.
         sizes = abs(errors) / unit
         median = xp.median(sizes)
         typical = xp.where(median > 0, median / _MEDIAN_SIZE, xp.sqrt(xp.mean(sizes**2)))
@@ -446,7 +452,7 @@ class _Task(NamedTuple):
     def fitted(
         self, model: Callable, x_scaler: Standardizer, scale, beta, optimum: Optimum, *, validated: bool = False
     ) -> ACCRUE:
-        """The module of a model, and of the optimum that it comes from, by a validation set or without."""
+        """The module made from a model and its optimum; `validated` if a validation set chose it."""
         return ACCRUE(
             model=model,
             columns=self.columns,
@@ -462,7 +468,7 @@ class _Task(NamedTuple):
 def _fit_networks(
     task: _Task, initial: list[eqx.Module], until: tuple, size: int, order: Int[AnyArray, " n"] | None
 ) -> ACCRUE:
-    """The best of the trained models. `size` rows are trained on, the first ones in an order."""
+    """The best of the trained models; the training rows are the first `size` rows in an order."""
     task, initial = _checks.without_derivative((task, initial), "accrue.fit", GIVE_STEPS)
     train, validation, score, x_scaler, scale = _divided(task, size, order)
     starts = stacked([eqx.filter(model, eqx.is_inexact_array) for model in initial])
@@ -475,7 +481,7 @@ def _fit_networks(
 def _divided(
     task: _Task, size: int, order: Int[AnyArray, " n"] | None
 ) -> tuple[_Problem, _Problem, _Score, Standardizer, Float[AnyArray, ""]]:
-    """The rows that are trained on, those of the validation set, the score, and the scales of inputs and errors."""
+    """The training rows, the validation rows, the score, and the scales of inputs and errors."""
     problem, x_scaler, scale = task.problem()
     places: AnyArray = np.arange(task.rows.y.shape[0]) if order is None else order
     train, validation = problem.part(places[:size]), problem.part(places[size:])
@@ -501,7 +507,7 @@ def _trained(train: _Problem, validation: _Problem, score: _Score, initial, unti
 
 
 def _fit_by_steps(task: _Task, initial: eqx.Module, learning_rate: ArrayLike, steps: int, key: PRNGKeyArray) -> ACCRUE:
-    """A model after so many steps on all rows."""
+    """A model after `steps` steps on all rows."""
     problem, score, x_scaler, scale = _undivided(task, on_range=False)
     take = partial(optimize.train_full_batch, num_steps=steps, optimizer=optimize.adam, learning_rate=learning_rate)
     optimum = take(_loss_of_all, initial, (problem.in_bucket(score), score), key=key)
@@ -533,6 +539,7 @@ def _last_useful(problem: _Problem, score: _Score, max_iterations: Int[Array, ""
 def _by_order(problem: _Problem, score: _Score, max_iterations: Int[Array, ""]) -> tuple[Int[Array, ""], Optimum]:
     """The last useful order, and its solution."""
     weights = problem.weights
+    # The effective number of rows: (sum w)^2 / sum w^2.
     num_rows = problem.errors.shape[0] if weights is None else weights.sum() ** 2 / jnp.sum(weights**2)
 
     def next_order(state):
@@ -546,7 +553,7 @@ def _by_order(problem: _Problem, score: _Score, max_iterations: Int[Array, ""]) 
         order, useless, *_ = state
         return (order <= _MAX_ORDER) & (useless < 2)
 
-    # softplus(u) = 1: the errors' typical size everywhere.
+    # softplus(u) = 1 for u = log(e - 1): the std is the errors' typical size everywhere.
     constant = jnp.where(_places() == 0, math.log(math.expm1(1)), 0).astype(problem.errors.dtype)
     infinite, zero = jnp.asarray(jnp.inf, problem.errors.dtype), jnp.int32(0)
     nothing = Optimum(constant, infinite, zero, jnp.asarray(Result.STEP_LIMIT))
@@ -556,7 +563,7 @@ def _by_order(problem: _Problem, score: _Score, max_iterations: Int[Array, ""]) 
 def _with_derivatives(
     problem: _Problem, score: _Score, order: Int[Array, ""], optimum: Optimum, max_iterations: Int[Array, ""]
 ) -> Optimum:
-    """The optimum of an order as a function of the problem; its derivatives are NaN where it is none."""
+    """The optimum of an order as a function of the problem; its derivatives are NaN if it is no optimum."""
 
     def near_of(problem: _Problem, score: _Score) -> Float[Array, " k"]:
         return _to_the_end(_loss_of_order(problem, score, order), optimum.params, max_iterations=max_iterations).params
@@ -568,7 +575,7 @@ def _with_derivatives(
 
 
 def _loss_of_order(problem: _Problem, score: _Score, order: Int[Array, ""]) -> Callable:
-    """The loss of the coefficients. Those of higher orders have no part in it, and no gradient."""
+    """The loss of the coefficients; coefficients of higher orders do not enter it and have gradient 0."""
     return lambda coefficients: problem.loss(Polynomial(jnp.where(_places() <= order, coefficients, 0)), score)
 
 

@@ -1,13 +1,14 @@
-"""Conformal intervals that cover in every one of several groups that overlap, and after shifts along given functions.
+"""Conformal intervals that cover in each of several groups that overlap, and after shifts along given functions.
 
-Split conformal prediction covers on average over all rows. Here the user gives features of the inputs: indicators of
-groups, which may overlap, or any functions along which the distribution of the inputs may shift. The quantile of the
-scores becomes a linear function of the features, the regression of the calibration rows and the new one. Its coverage
-holds for each non-negative combination of the features at once (`guarantee.ConditionalGuarantee`).
+Split conformal prediction covers on average over all rows. Here the user gives features of the inputs. They are
+indicators of groups, which may overlap, or any functions along which the distribution of the inputs may shift. The
+quantile of the scores becomes a linear function of the features: the quantile regression of the calibration rows and
+the new row. Its coverage holds for all non-negative combinations of the features at once
+(`guarantee.ConditionalGuarantee`).
 
-With the constant alone this is split conformal prediction, with indicators of disjoint groups a table for each group,
-as `conformal.fit(by=...)` has it. The constant is always among the features, so that the interval covers on average
-over all rows as well.
+With a constant as the only feature this is split conformal prediction. With indicators of disjoint groups it is a table
+for each group, as in `conformal.fit(by=...)`. The constant is always among the features, so that the interval also
+covers on average over all rows.
 
 Source: Gibbs, Cherian and Candès, Conformal prediction with conditional guarantees, JRSSB 87 (2025).
 """
@@ -59,46 +60,46 @@ def fit(
 ) -> "ConditionalConformal":
     """Solve the quantile regression of the scores of calibration rows, on which the model must not have been trained.
 
-    A new row is added to the regression with a score as large as can be: its interval ends where its score would lie
-    above the regression of all n + 1 rows.
+    A new row is added to the regression with the largest score that does not lie above the regression of all n + 1
+    rows. This score is the cutoff at which its interval ends.
 
-    - score="absolute", "scaled": the interval at level c is mean -+ s, or mean -+ s std, with the cutoff s of the
-      regression at level c.
-    - score="signed": its ends are mean + z std, or mean + z, with the cutoffs of two regressions, of the signed errors
-      and of their negatives, at level (1 + c) / 2. Each tail has a guarantee of its own.
+    - score="absolute", "scaled": the interval at level c is mean -+ s, or mean -+ s std. The cutoff s is the value of
+      the regression at level c.
+    - score="signed": the ends of the interval are mean + z std, or mean + z. The cutoffs z come from two regressions
+      at level (1 + c) / 2, of the signed errors and of their negatives. Each tail has a guarantee of its own.
 
-    Intervals are nested: one that does not contain those of all lower levels is widened until it does. One that would
-    be empty, as of a negative cutoff of absolute errors, is widened to a point, or to what lies between its ends. That
-    can only increase the coverage.
+    Intervals are nested: an interval that does not contain the intervals at all lower levels is widened until it does.
+    An empty interval, such as one of a negative cutoff of absolute errors, is widened to a point, or to the range
+    between its ends. Widening can only increase the coverage.
 
-    With a key the cutoff is randomized, and covers with probability exactly c, but for what widening adds. Without, it
-    covers a little more: see `ConditionalGuarantee.most`.
+    With a key the cutoff is randomized. The interval then covers with probability exactly c, apart from the coverage
+    that widening adds. Without a key it covers a little more: see `ConditionalGuarantee.most`.
 
-    The number of features should be small beside that of the rows of each group, or intervals become wide, and infinite
-    where few calibration rows resemble a new one. The fit needs values: it does not run under `jit` or `vmap`; a call
-    does. In 32 bits the ends may be off by about 1e-5 of the size of the errors.
+    The number of features should be small compared to the number of rows of each group. Otherwise intervals become
+    wide, and they become infinite where few calibration rows resemble a new row. The fit needs values: it does not run
+    under `jit` or `vmap`; a call does. In 32 bits the ends may be off by about 1e-5 of the size of the errors.
 
     Args:
-        x: inputs [n, ...], or a data frame (`jaxcal.frames`), for features that are x or a function of x; else it is
-            not used and may be None.
+        x: inputs [n, ...], or a data frame (`jaxcal.frames`), for features that are x or a function of x. Other
+            features do not use x, and it may be None.
         base: the model's predictions at x, [n].
         y: targets [n].
         features: an array [n, d] or a data frame, or a function of x that gives it; None for the columns of x. A
-            constant is added; features may depend on each other, as indicators of all groups do. A column of labels is
-            an indicator of each. Features that are an array here are given again at the call,
+            constant is added. Features may depend on each other, as indicators of all groups do. A column of labels
+            becomes an indicator of each label. If the features are an array here, the call needs features, too:
             `module(x, base, features=array)`.
         categorical: the columns of the features whose values have no order, by position, or of a data frame by name.
-        score: "absolute", "scaled" or "signed"; None for "scaled" where the base has a std, else "absolute". Signed
-            errors are in predicted stds where the base has them.
+        score: "absolute", "scaled" or "signed"; None for "scaled" if the base has a std, else "absolute". Signed
+            errors are in predicted stds if the base has stds.
         confidence_levels: the levels c of the intervals (default 0.5, 0.8, 0.9, 0.95).
-        key: random key, for randomized intervals. The draw belongs to the position of a row: row i has the same in all
-            calls.
+        key: random key, for randomized intervals. The draw belongs to the position of a row: row i has the same draw in
+            all calls.
 
     Raises:
         TypeError: if base is not a Distribution, or anything is traced; if key is no random key.
-        ValueError: if an argument is empty, not finite, of the wrong shape or length; if a score is infinite, since a
-            std is 0 and the error is not (score="absolute" divides by none); if the score needs a std and base is a
-            `Point`; if without a key there are too few rows for a level.
+        ValueError: if an argument is empty, not finite, of the wrong shape or length. If a score is infinite, since a
+            std is 0 and the error is not; score="absolute" divides by no std. If the score needs a std and base is a
+            `Point`. If there are too few rows for a level and no key is given.
 
     Source: Gibbs, Cherian and Candès, Conformal prediction with conditional guarantees, JRSSB 87 (2025).
 
@@ -129,11 +130,12 @@ def fit(
     features = inputs if features is None else features
     table = _as_features(x, features, rows)
     columns = Columns.of(table, categorical)
-    given = columns(table).astype(errors.dtype)  # labels have the default dtype, whatever that of the rows is
-    if _checks.is_traced(errors, given):
+    # Indicators of labels have the default dtype, whatever the dtype of the rows.
+    feature_values = columns(table).astype(errors.dtype)
+    if _checks.is_traced(errors, feature_values):
         raise TypeError("an argument is traced, but a regression runs by its values: call fit outside jit and vmap.")
-    directions = Directions.of(np.asarray(given))
-    independent, known = np.asarray(directions(given)[0]), np.asarray(errors)
+    directions = Directions.of(np.asarray(feature_values))
+    independent, known = np.asarray(directions(feature_values)[0]), np.asarray(errors)
     if score == "signed":
         tails = [Regressions.of(independent, each, [(1 + c) / 2 for c in levels]) for each in (known, -known)]
     else:
@@ -151,28 +153,28 @@ def fit(
 
 
 def _as_features(x: Table | None, features: Features, length: int) -> Table:
-    """The features of as many rows, as a frame or a checked array."""
-    given = values_at(x, features, "features")
-    if not is_frame(given):
-        return _checks.as_matrix("features", given, length=length)
-    if (rows := num_rows(given)) != length:
+    """The features of `length` rows, as a frame or a checked array."""
+    table = values_at(x, features, "features")
+    if not is_frame(table):
+        return _checks.as_matrix("features", table, length=length)
+    if (rows := num_rows(table)) != length:
         raise ValueError(f"features has {rows} rows where {length} are expected: the lengths must match.")
-    return given
+    return table
 
 
 def inputs(x: Table) -> Table:
-    """The features where none are given: x itself. A public function, which `jaxcal.save` can name."""
+    """The default features: x itself. This function is public, so that `jaxcal.save` can store its name."""
     return x
 
 
 class Directions(eqx.Module):
-    """What turns features [n, D] into d independent ones of mean square 1, the first of which is the constant.
+    """The map from features [n, D] to d independent features of mean square 1, the first of which is the constant.
 
     Attributes:
         center: the means of the features [D].
         scale: their stds [D].
         axes: the directions in which standardized features vary [D, d - 1], of length 1.
-        spread: their std in each of these [d - 1].
+        spread: the std of the standardized features in each direction [d - 1].
     """
 
     center: Float[Array, "*D"]
@@ -182,22 +184,24 @@ class Directions(eqx.Module):
 
     @classmethod
     def of(cls, features: Float[np.ndarray, "n D"]) -> "Directions":
-        """Those of calibration rows."""
+        """The directions of the features of calibration rows."""
         dtype, values = features.dtype, features.astype(float)
         tolerance = 100 * np.finfo(dtype).eps
         center, std, size = values.mean(axis=0), values.std(axis=0), np.abs(values).max(axis=0)
         scale = np.where(std > tolerance * size, std, np.where(size > 0, size, 1))
+        # (phi - center) / scale / sqrt(n) = U diag(spread) axes: each row of axes is a direction with its std.
         _, spread, axes = np.linalg.svd((values - center) / scale / np.sqrt(len(values)), full_matrices=False)
-        # Standardized features are rounded as the features are, which may be far from 0.
+        # The tolerance is relative to size / scale, since the features may be far from 0 when they are rounded.
         varies = spread > tolerance * max(1.0, spread[0], (size / scale).max())
         put = lambda array: jax.device_put(np.array(array, dtype))
         return cls(center=put(center), scale=put(scale), axes=put(axes[varies].T), spread=put(spread[varies]))
 
     @_programs.jit
     def __call__(self, features: Float[Array, "n D"]) -> tuple[Float[Array, "n d"], Bool[Array, " n"]]:
-        """The independent features of rows, and which rows have no part in other directions."""
+        """The independent features of rows, and whether each row lies in the span of these directions."""
         dot = lambda a, b: jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
         standard = (features - self.center[None]) / self.scale[None]
+        # The part of a row outside the directions is s - (s V) V^T, with V the axes.
         along = dot(standard, self.axes)
         rest = jnp.abs(standard - dot(along, self.axes.T)).max(axis=1)
         size = 1 + jnp.abs(standard).max(axis=1) + jnp.abs(self.center / self.scale).max()
@@ -210,12 +214,12 @@ class Regressions(NamedTuple):
     """The regressions of the scores of one tail, at all levels.
 
     Attributes:
-        features: independent ones [n, d].
-        scores: in units of their std [n].
-        moved: the scores, of which no two are equal [n].
-        unit: their std.
-        levels: of the regressions [k].
-        vertices: where they end, [k, ...] each.
+        features: the independent features [n, d].
+        scores: the scores in units of their std [n].
+        moved: the scores, moved apart so that no two are equal [n].
+        unit: the std of the scores.
+        levels: the levels of the regressions [k].
+        vertices: the solutions of the regressions, [k, ...] each.
     """
 
     features: Float[Array, "..."]
@@ -227,7 +231,7 @@ class Regressions(NamedTuple):
 
     @classmethod
     def of(cls, features: np.ndarray, scores: np.ndarray, levels: Sequence[float]) -> "Regressions":
-        """Solved on the host, each from where the one before it ended."""
+        """The regressions, solved on the host; each starts from the solution of the previous level."""
         dtype, unit = scores.dtype, _unit(scores)
         scores = scores / unit
         moved = quantile_regression.separated(scores)
@@ -241,12 +245,12 @@ class Regressions(NamedTuple):
 
 
 def _stacked(trees: list[T]) -> T:
-    """Trees of equal shapes as one, with a leading axis; on the host, which compiles nothing."""
+    """Trees of equal shapes as one tree with a leading axis; stacked on the host, without compilation."""
     return jax.tree.map(lambda *each: jax.device_put(np.stack(each)), *trees)
 
 
 def _unit(scores: np.ndarray) -> np.ndarray:
-    """The std of scores whose squares may leave the range of their dtype; of equal ones their size, or 1."""
+    """The std of the scores, without overflow of their squares; if all are equal, their size, or 1 if that is 0."""
     size = np.abs(scores).max() or np.ones((), scores.dtype)
     std = (scores / size).std()
     return np.array(size * (std if std > np.finfo(scores.dtype).eps else 1), scores.dtype)
@@ -256,14 +260,15 @@ class ConditionalConformal(eqx.Module):
     """Quantile regressions of scores on features; made by `conditional_conformal.fit`.
 
     Attributes:
-        directions: of the features.
-        regressions: of the scores, with a leading axis: of length 1, or 2 for the upper and the lower tail.
-        seed: of the draws of randomized intervals, else None. Unlike a key it can be saved.
-        features: the function of x that gives the features, or None where they come with the rows.
-        confidence_levels: of the intervals, in increasing order.
-        scaled: whether errors are measured in predicted stds, or on the scale of y.
-        out_of_fold: whether the errors are those of `jaxcal.out_of_fold`.
-        columns: what the columns of the features were; None in files of versions that took arrays alone.
+        directions: the directions of the features.
+        regressions: the regressions of the scores, with a leading axis of length 1, or 2 for the upper and the lower
+            tail.
+        seed: the seed of the draws of randomized intervals, else None. Unlike a key it can be saved.
+        features: the function of x that gives the features, or None if the features come with the rows.
+        confidence_levels: the levels of the intervals, in increasing order.
+        scaled: whether errors are measured in predicted stds; else they are on the scale of y.
+        out_of_fold: whether the errors are errors of `jaxcal.out_of_fold`.
+        columns: the description of the columns of the features; None in files of versions that took only arrays.
     """
 
     directions: Directions
@@ -276,36 +281,37 @@ class ConditionalConformal(eqx.Module):
     columns: Columns | None = None
 
     def __call__(self, x: Table | None, base: Distribution, *, features: Features | None = None) -> Quantiles:
-        """The distributions with these intervals at the levels of the fit, and lines in between.
+        """The distributions with these intervals at the levels of the fit, and linear interpolation in between.
 
-        The guarantee is that of the intervals at these levels alone. The distribution ends at the widest of them. An
-        interval is infinite where too few calibration rows resemble the new one in their features, or none has features
-        of its kind; mean, std, cdf and score then take the last finite cutoff.
+        The guarantee holds for the intervals at these levels alone. The distribution ends at the widest interval. An
+        interval is infinite if too few calibration rows resemble the new row in their features, or no calibration row
+        has features of its kind. Mean, std, cdf and score then take the last finite cutoff.
 
         Args:
-            x: inputs, for features that are x or a function of x; else it may be None.
+            x: inputs, for features that are x or a function of x; else x may be None.
             base: the model's predictions, [n].
-            features: of the rows [n, d], or a data frame, if they were given as such in the fit.
+            features: the features of the rows [n, d], or a data frame, if the fit had features as such.
 
         Raises:
             TypeError: if base is not a Distribution.
-            ValueError: if its mean or std is not finite; if it is a `Point` where errors are
-                measured in predicted stds; if features are missing, not finite or of the wrong shape.
+            ValueError: if the mean or std of base is not finite. If base is a `Point` but errors are measured in
+                predicted stds. If features are missing, not finite or of the wrong shape.
 
         Warns:
-            UserWarning: if the cutoff of a row could not be computed in the precision in use: its interval is infinite.
+            UserWarning: if the precision in use is too low to compute the cutoff of a row. Its interval is then
+                infinite.
         """
         loc, scale = location_and_scale(base, self.scaled)
         features = self.features if features is None else features
         if features is None:
-            raise ValueError("the calibrator was fitted with an array of features: give features=those of these rows.")
+            raise ValueError("the calibrator was fitted with an array of features: give features= for these rows.")
         table = _as_features(x, features, loc.shape[0])
         columns = self.columns or Columns.of(np.empty((1, self.directions.center.shape[0])))
         if not is_frame(table):
             _checks.check_columns("features", table, columns.num_columns, "the calibrator was fitted with")
-        given = columns(table).astype(loc.dtype)
+        feature_values = columns(table).astype(loc.dtype)
         levels = _levels(self.confidence_levels)
-        values, lowest, highest, failed = _quantiles(self, loc, scale, given, levels)
+        values, lowest, highest, failed = _quantiles(self, loc, scale, feature_values, levels)
         if not _checks.is_traced(failed) and (count := int(np.asarray(failed).sum())):
             _checks.warn(
                 f"in {count} rows the interval is infinite: the regression could not be solved in {loc.dtype}. Rescale "
@@ -317,7 +323,7 @@ class ConditionalConformal(eqx.Module):
         """The coverage guarantee of the interval at one of the levels of the fit.
 
         Raises:
-            ValueError: if the confidence level is none of them, or the errors are out of fold.
+            ValueError: if the confidence level is not a level of the fit, or the errors are out of fold.
         """
         _checks.check_choice("confidence_level", confidence_level, self.confidence_levels)
         check_not_out_of_fold(self.out_of_fold)
@@ -335,19 +341,21 @@ def _levels(confidence_levels: tuple[float, ...]) -> np.ndarray:
 def _quantiles(
     module: ConditionalConformal, loc: Array, scale: Array, features: Array, levels: Float[ArrayLike, " q"]
 ) -> tuple[Array, Array, Array, Array]:
-    """The quantiles [n, 2 k], finite; the levels between which they are known [n, 2]; the rows without a solution."""
+    """The finite quantiles [n, 2 k]; the lowest and the highest known level [n] each; the rows without a solution."""
     independent, within = module.directions(features)
     signed, count = module.regressions.features.shape[0] == 2, len(module.confidence_levels)
     draw = None
     if module.seed is not None:
         draw = jax.random.uniform(jax.random.key(module.seed), loc.shape, loc.dtype)
     values, outcome = _cutoffs(module.regressions, independent, within, draw)
-    if not signed:  # a negative cutoff, and one of -inf, is an empty interval
+    if not signed:  # a negative cutoff, or a cutoff of -inf, is an empty interval: it becomes a point
         values = jnp.where(outcome == MINUS_INFINITE, 0, jnp.maximum(values, 0))
         values, outcome = jnp.concatenate([values, values]), jnp.concatenate([outcome, outcome])
-    # Ends of an interval that has none in between change places.
+    # Cutoffs z_upper and z_lower = -(cutoff of the negatives): if z_lower > z_upper at the lowest level, they change
+    # places.
     inner = -values[1, 0] > values[0, 0]
     values = values.at[:, 0].set(jnp.where(inner[None], -values[::-1, 0], values[:, 0]))
+    # The running maximum over increasing levels makes the intervals nested.
     upper, lower = lax.cummax(values, axis=1)
     moves = jnp.concatenate([-lower[::-1], upper]) * scale[None]
     side = jnp.broadcast_to(jnp.repeat(jnp.array([-1, 1]), count)[:, None], moves.shape)
@@ -368,10 +376,11 @@ def _cutoffs(regressions: Regressions, new: Array, within: Array, draw: Array | 
     def of_level(regression: Regressions, draw: Array | None, level: Array, vertex: Vertex) -> tuple[Array, Array]:
         dual = jnp.broadcast_to(level, new.shape[:1]) if draw is None else level - 1 + draw
         fit = (regression.features, regression.scores, regression.moved)
-        found = quantile_regression.cutoffs(*fit, vertex, level, new, dual)
-        # A row with a feature that no calibration row has takes no dual but 0: its cutoff is on the side of its end.
-        outcome = jnp.where(within, found.outcome, jnp.where(dual > 0, INFINITE, MINUS_INFINITE))
-        return found.value * regression.unit, outcome
+        solution = quantile_regression.cutoffs(*fit, vertex, level, new, dual)
+        # If phi of the new row lies outside the span of the calibration rows, `sum_i eta_i phi_i + t phi = 0` holds
+        # only for the dual t = 0. Its cutoff is then +inf or -inf, by the sign of the dual that it should have.
+        outcome = jnp.where(within, solution.outcome, jnp.where(dual > 0, INFINITE, MINUS_INFINITE))
+        return solution.value * regression.unit, outcome
 
     def of_tail(regression: Regressions, draw: Array | None) -> tuple[Array, Array]:
         each = (regression.levels, regression.vertices)
@@ -379,6 +388,6 @@ def _cutoffs(regressions: Regressions, new: Array, within: Array, draw: Array | 
 
     if draw is None:
         return lax.map(lambda regression: of_tail(regression, None), regressions)
-    # One draw moves both ends of an interval in one direction, so that they do not cross.
+    # One draw moves both ends of an interval in the same direction, so that they do not cross.
     draws = jnp.stack([draw, 1 - draw])[: regressions.features.shape[0]]
     return lax.map(lambda both: of_tail(*both), (regressions, draws))

@@ -1,11 +1,11 @@
 """CRUDE: the errors on calibration rows, measured in predicted stds, give every prediction its shape.
 
 Zelikman, Healy, Zhou and Avati, "CRUDE: Calibrating Regression Uncertainty Distributions Empirically", 2020. The
-predictive distribution y = mean + std Z, with Z uniform on the sorted z = (y - mean) / std of the calibration rows, is
-`distributions.Empirical`: its cdf, quantiles (equation 3), mean (1, 4) and variance (2, 5). The index of Algorithm 1 is
-the rule "crude" of `functional.quantiles.empirical_quantile`; the default is "conformal", whose intervals cover what
-they claim. For vector targets the table holds the whitened errors L^-1 (y - mean), with the Cholesky factor L of the
-predicted covariance, and the predictive distribution is `MultivariateEmpirical`.
+predictive distribution is `y = mean + std Z`, with Z uniform on the sorted `z = (y - mean) / std` of the calibration
+rows. `distributions.Empirical` has its cdf, quantiles (equation 3), mean (1, 4) and variance (2, 5). The index of
+Algorithm 1 is the rule "crude" of `functional.quantiles.empirical_quantile`; the default is "conformal", whose
+intervals cover what they claim. For vector targets the table holds the whitened errors `L^-1 (y - mean)`, with the
+Cholesky factor L of the predicted covariance. The predictive distribution is then `MultivariateEmpirical`.
 """
 
 from functools import partial
@@ -61,11 +61,11 @@ def fit(
 ) -> "CRUDE":
     """Sort the standardized errors z = (y - base.mean) / base.std: the table that shapes every prediction.
 
-    The calibration rows must not be those that the model behind `base` was trained on, where its errors are smaller
-    than on new rows. `jaxcal.out_of_fold` predicts every row by a model that was not trained on it.
+    The calibration rows must not be rows that the model behind `base` was trained on: its errors there are smaller than
+    on new rows. `jaxcal.out_of_fold` predicts every row by a model that was not trained on it.
 
-    A base without a std, a `Point`, has scale 1 in every row: z is the error itself. Vector targets take a
-    `MultivariateNormal` as base: its covariance whitens the errors.
+    A base without a std, a `Point`, has scale 1 in every row: z is the error itself. For vector targets base is a
+    `MultivariateNormal`, whose covariance whitens the errors.
 
     Works under `jit` and, over runs of equal size, under `eqx.filter_vmap`. Fit and predictions are differentiable in
     base, y and weights; the derivative of a rank, and of which rows are neighbors, is 0.
@@ -75,43 +75,47 @@ def fit(
             without it x may be None.
         base: the model's predictions at x, [L]; for vector targets [L, t] a `MultivariateNormal`.
         y: targets [L], or [L, t].
-        rank: which of the sorted z is the quantile at level p. "conformal", for which None stands, is the z of rank
-            ceil((L + 1) p), counted from 1, below the median that of rank floor((L + 1) p): its intervals have the
-            coverage of `CRUDE.guarantee`. Where L is too small for one the quantile is infinite, and a warning names
-            the L needed. "crude" is Algorithm 1's z[int(p L)], counted from 0: a new row lies at or below it with
-            probability (int(p L) + 1) / (L + 1), and the 90 % interval from 20 rows covers it with probability 85.7 %.
-        score: what is sorted. "signed" is z. "cdf" is base.cdf(y), for bases whose distributions differ in shape from
-            row to row: the quantile at level p is the base's own quantile at the value of that rank. Mean, std and
-            score of a row then take L quantiles of the base. Of a normal base it means "signed", with the same ranks.
-        neighbors: how many calibration rows form the table of a prediction: those whose inputs are nearest to its own
-            by Euclidean distance, every column standardized by the calibration rows. None for all rows. Of k neighbors
-            the ranks are those of a table of length k. Their intervals cover what they claim if z does not depend on
-            the inputs; else about that, the nearer the neighbors the better.
-        categorical: of neighbors: the columns of x whose values have no order, by position, or of a data frame by name.
-        by: labels of groups [L], or a function of x that gives them: every group has a table of its own. As of
-            `conformal.fit`, and so are weights.
-        weights: of the rows [L], or a function of x that gives them.
-        partial_pooling: whether the table of a group takes in those of all rows, for as many rows of the group as makes
-            the CRPS by leave-one-out least: for groups of few rows. It guarantees no coverage.
-        smoothing: None, or the half width in (0, 1/2] of a window of ranks: each of the sorted z becomes the mean
-            of those within floor(smoothing L) ranks, `functional.quantiles.smoothed_table`. The derivative of a
-            quantile then depends on many rows, as training through the calibration wants. It guarantees no coverage.
+        rank: which of the sorted z is the quantile at level p; None for "conformal". Ranks are counted from 1.
+
+            - "conformal": the z of rank `ceil((L + 1) p)`, or below the median of rank `floor((L + 1) p)`. Its
+              intervals have the coverage of `CRUDE.guarantee`. If L is too small for this rank, the quantile is
+              infinite, and a warning names the L needed.
+            - "crude": Algorithm 1's `z[int(p L)]`, with an index counted from 0. A new row lies at or below it with
+              probability `(int(p L) + 1) / (L + 1)`. The 90 % interval from 20 rows covers it with probability 85.7 %.
+        score: the sorted values. "signed" is z. "cdf" is base.cdf(y), for bases whose distributions differ in shape
+            from row to row. The quantile at level p is then the base's own quantile at the sorted value of this rank.
+            Mean, std and score of a row then take L quantiles of the base. For a normal base "cdf" means "signed",
+            which has the same ranks.
+        neighbors: the number of calibration rows in the table of a prediction. They are the rows whose inputs are
+            nearest to its inputs by Euclidean distance; the calibration rows standardize every column. None for all
+            rows. A table of k neighbors has the ranks of a table of length k. Its intervals cover what they claim if z
+            does not depend on the inputs. Otherwise they cover about what they claim, and closer neighbors are better.
+        categorical: with neighbors: the columns of x whose values have no order, by position, or of a data frame by
+            name.
+        by: labels of groups [L], or a function of x that gives them: every group has a table of its own. See
+            `conformal.fit` for `by` and `weights`.
+        weights: the weights of the rows [L], or a function of x that gives them.
+        partial_pooling: whether the table of a group also takes in the errors of all rows, for groups of few rows. They
+            count for as many rows of the group as makes the leave-one-out CRPS least. It guarantees no coverage.
+        smoothing: None, or the half width in (0, 1/2] of a window of ranks. Each of the sorted z becomes the mean of
+            the z within `floor(smoothing L)` ranks, `functional.quantiles.smoothed_table`. The derivative of a
+            quantile then depends on many rows, as training through the calibration needs. It guarantees no coverage.
         preset: None, or "paper", which is rank="crude".
 
     Raises:
         TypeError: if base is not a Distribution.
-        ValueError: if an argument is empty, not finite, of the wrong shape or length; if there are fewer rows than
-            neighbors; if neighbors come without x, with score="cdf" or with vector targets; if a rank or score="cdf"
-            comes with vector targets, which have no ranks; if score="cdf" comes with a `Point`, or in some row
-            base.cdf(y) is 0 or 1; if preset="paper" comes with another rank; if partial_pooling comes without `by`, or
-            with weights; if smoothing is not in (0, 1/2], or comes with neighbors, `by`, weights or vector targets.
+        ValueError: if an argument is empty, not finite, of the wrong shape or length. If there are fewer rows than
+            neighbors. If neighbors come without x, with score="cdf" or with vector targets. If a rank or score="cdf"
+            comes with vector targets, which have no ranks. If score="cdf" comes with a `Point`, or some base.cdf(y) is
+            0 or 1. If preset="paper" comes with another rank. If partial_pooling comes without `by`, or with weights.
+            If smoothing is not in (0, 1/2], or comes with neighbors, `by`, weights or vector targets.
 
     Warns:
-        UserWarning: if y equals base.mean in every row, so that no prediction has a width; if z is infinite in some
-            rows, whose std is 0 and whose error is not. It is 0 where both are 0.
+        UserWarning: if y equals base.mean in every row, so that no prediction has a width. If z is infinite in some
+            rows, because their std is 0 and their error is not; if both are 0, z is 0.
 
-    Source: Zelikman et al., CRUDE, 2020, Algorithm 1; its section 7 proposes neighbors and vector targets. For
-    smoothing Stutz, Dvijotham, Cemgil and Doucet, ICLR 2022.
+    Source: Zelikman et al., CRUDE, 2020, Algorithm 1; its section 7 proposes neighbors and vector targets.
+    Smoothing: Stutz, Dvijotham, Cemgil and Doucet, ICLR 2022.
 
     Example:
         >>> import jax.numpy as jnp
@@ -129,8 +133,8 @@ def fit(
         raise ValueError("preset='paper' is rank='crude'; got rank='conformal'.")
     if isinstance(base, MultivariateNormal):
         score_given = "cdf" if score == "cdf" else None
-        given = {"rank": rank, "score": score_given, "neighbors": neighbors, "smoothing": smoothing}
-        for name, value in given.items():
+        options = {"rank": rank, "score": score_given, "neighbors": neighbors, "smoothing": smoothing}
+        for name, value in options.items():
             if value is not None:
                 raise ValueError(
                     f"base is a MultivariateNormal, with {name}={value!r}: vector targets have neither ranks nor "
@@ -144,11 +148,11 @@ def fit(
     if by_cdf and neighbors is not None:
         raise ValueError(f"neighbors={neighbors} cannot go with score='cdf': use score='signed', or no neighbors.")
     rank = rank or ("crude" if preset else "conformal")
-    given = Given(x, base, by, weights)
-    has_groups = given.is_counted or partial_pooling
+    arguments = Given(x, base, by, weights)
+    has_groups = arguments.is_counted or partial_pooling
     if has_groups and (neighbors is not None or by_cdf):
         refused = "score='cdf'" if by_cdf else f"neighbors={neighbors}"
-        raise ValueError(f"{refused} cannot go with by or weights: leave one of them out.")
+        raise ValueError(f"{refused} cannot go with by or weights: omit one of them.")
     neighborhood = None if neighbors is None else _neighborhood(x, y.shape[0], neighbors, categorical)
     rows = None
     if by_cdf:
@@ -157,9 +161,9 @@ def fit(
         errors = standardized_errors(base, y, scaled, finite=partial_pooling or smoothing is not None)
         if has_groups:
             scale = error_scale(base, scaled) if partial_pooling else None
-            z, rows = tables_of_groups(given, errors, rule=rank, scale=scale)
+            z, rows = tables_of_groups(arguments, errors, rule=rank, scale=scale)
         else:
-            # A search for neighbors takes the first of equally distant rows: they must not be sorted by their errors.
+            # If rows are equally distant, a search for neighbors takes the first: do not sort them by their errors.
             z = errors if neighbors is not None else smoothed(in_order(errors), smoothing)
             warn_without_width(z)
     facts = facts_of(base, y, smoothing)
@@ -170,18 +174,18 @@ class CRUDE(eqx.Module):
     """A table of standardized errors; made by `fit`.
 
     Attributes:
-        z: the standardized errors [L], or the probabilities base.cdf(y), in increasing order; with neighbors in the
-            order of the calibration rows; with groups or weights a table of them for every group. Of vector targets the
-            whitened errors [L, t], in the order of the calibration rows. The components of a row stay together, which
-            keeps the dependence between them that the predicted covariance does not explain.
+        z: the standardized errors [L], or the probabilities base.cdf(y), in increasing order. With neighbors they are
+            in the order of the calibration rows. With groups or weights z is a table for every group. For vector
+            targets z holds the whitened errors [L, t], in the order of the calibration rows. The components of a row
+            stay together, which keeps any dependence between them that the predicted covariance does not explain.
         rank: "crude" or "conformal"; None for vector targets, which have no ranks.
         num_calibration: the number L of calibration rows.
         scaled: whether errors are measured in predicted stds; else, after a `Point`, on the scale of y.
         by_cdf: whether z are probabilities base.cdf(y) in place of errors.
-        out_of_fold: whether the errors are those of `jaxcal.out_of_fold`.
+        out_of_fold: whether the errors are errors of `jaxcal.out_of_fold`.
         smoothed: whether z are means over neighboring ranks.
-        neighborhood: which errors form the table of a prediction; None for all.
-        rows: the groups and weights of the calibration rows; None where there are none.
+        neighborhood: the search for the rows in the table of a prediction; None if the table has all rows.
+        rows: the groups and weights of the calibration rows; None without groups and weights.
     """
 
     z: Errors
@@ -202,9 +206,9 @@ class CRUDE(eqx.Module):
         by: Labels | None = None,
         weights: Weights | None = None,
     ) -> Empirical | Recalibrated | MultivariateEmpirical:
-        """The distribution base.mean + base.std * Z of every row; of vectors base.mean + base.factor Z.
+        """The distribution base.mean + base.std * Z of every row, or base.mean + base.factor Z for vectors.
 
-        Without neighbors all rows share one table, or with groups those of a group: n predictions take n means and n
+        Without neighbors all rows share one table, or with groups all rows of a group: n predictions take n means and n
         stds. With k neighbors every row has a table of its own, [n, k]. With score="cdf" a row keeps the shape of its
         base, and its quantiles are the base's own.
 
@@ -213,13 +217,13 @@ class CRUDE(eqx.Module):
                 None.
             base: the model's predictions at x, [n]; for vector targets a `MultivariateNormal`, [n, t].
             by: labels of the rows [n], if they were an array in the fit.
-            weights: of the rows [n], if they were an array in the fit.
+            weights: the weights of the rows [n], if they were an array in the fit.
 
         Raises:
             TypeError: if base is not a Distribution, or for vector targets no `MultivariateNormal`.
-            ValueError: if an argument is not finite, of the wrong shape or length; if base is a `Point` where errors
-                are measured in predicted stds, or has another number of components; if labels or weights are missing,
-                have no effect or are out of range; if no calibration row has the label of a row.
+            ValueError: if an argument is not finite, of the wrong shape or length. If base is a `Point` but errors are
+                measured in predicted stds, or if base has another number of components. If labels or weights are
+                missing, have no effect or are out of range. If no calibration row has the label of a row.
         """
         if self.rank is None:
             return self._of_vectors(base)
@@ -244,9 +248,9 @@ class CRUDE(eqx.Module):
             group: the label of a group, if the fit had groups.
 
         Raises:
-            ValueError: if the confidence level lies outside (0, 1); if the rank is "crude" or None, or the table one of
-                neighbors, pooled or smoothed, which guarantee nothing; if the errors are out of fold; if there is no
-                group with the label, or it has too few rows for the level.
+            ValueError: if the confidence level lies outside (0, 1). If the rank is "crude" or None, or the table is
+                pooled, smoothed or made of neighbors, since these guarantee nothing. If the errors are out of fold. If
+                no group has the label, or the group has too few rows for the level.
 
         Example:
             >>> import jax.numpy as jnp
@@ -277,11 +281,11 @@ class CRUDE(eqx.Module):
         return coverage_guarantee(confidence_level, rows, self.rank, self.out_of_fold)
 
     def _of_vectors(self, base: Distribution | MultivariateNormal) -> MultivariateEmpirical:
-        """The distributions of vectors."""
+        """The distributions of vector targets."""
         if not isinstance(base, MultivariateNormal):
             raise TypeError(
                 f"base must be a MultivariateNormal, as it was in the fit; got {type(base).__name__}. "
-                "Fit on scalar predictions to calibrate such."
+                "Fit on scalar predictions to calibrate scalar predictions."
             )
         return MultivariateEmpirical(base.mean, base.factor, self.z)
 
@@ -291,9 +295,9 @@ class Neighborhood(eqx.Module):
 
     Attributes:
         inputs: the standardized inputs of the calibration rows [L, d].
-        columns: what the columns of these inputs were.
+        columns: the description of the columns of these inputs.
         x_scaler: the standardization of the inputs.
-        number: how many calibration rows form the table of a query.
+        number: the number of calibration rows in the table of a query.
     """
 
     inputs: Float[Array, "*l d"]
@@ -307,7 +311,7 @@ class Neighborhood(eqx.Module):
 
         def table(query: Float[Array, " d"]) -> Float[Array, " k"]:
             distances = jnp.sum((self.inputs - query[None]) ** 2, axis=1)
-            # In double precision a CPU would sort all distances to find the nearest: ten times slower.
+            # Single precision: in double precision a CPU would sort all distances, which is ten times slower.
             return jnp.sort(z[lax.top_k(-distances.astype(jnp.float32), self.number)[1]])
 
         at_once = max(1, _DISTANCES_AT_ONCE // z.shape[0])

@@ -1,16 +1,16 @@
 """Gaussian maximum likelihood: one shift and one scale for a model's normal predictions.
 
-The baseline of Levi, Gispan, Giladi and Fetaya, "Evaluating and Calibrating Uncertainty Prediction in Regression
-Tasks", Sensors 22 (2022), who scale all stds by one factor. Zelikman, Healy, Zhou and Avati ("CRUDE: Calibrating
+The baseline scales all stds by one factor: Levi, Gispan, Giladi and Fetaya, "Evaluating and Calibrating Uncertainty
+Prediction in Regression Tasks", Sensors 22 (2022). Zelikman, Healy, Zhou and Avati ("CRUDE: Calibrating
 Regression Uncertainty Distributions Empirically", 2020) compare with it "including shift". That can be read in more
 than one way: `fit` offers every reading.
 
-The estimated scale and shift are uncertain. A normal distribution that takes them for the truth is too narrow: from
-five rows its 90 % intervals cover 75 %. With z = (y - mean) / std the shift is a linear regression of z through the
-origin, on u = 1 / std ("constant") or u = 1 ("scaled"): a new row follows a Student t distribution, as in any linear
-regression.
+The estimated scale and shift are uncertain. A normal distribution that takes the estimates for the truth is too narrow:
+from five rows its 90 % intervals cover 75 %. With `z = (y - mean) / std` the shift is the slope of a linear regression
+of z through the origin, on `u = 1 / std` ("constant") or `u = 1` ("scaled"). A new row follows a Student t
+distribution, as in any linear regression.
 
-Every group of rows may have a shift and a scale of its own, and rows may count differently.
+Every group of rows may have a shift and a scale of its own, and rows may have different weights.
 """
 
 from typing import NamedTuple
@@ -38,7 +38,7 @@ from jaxcal.distributions import Distribution, Normal, StudentT
 from jaxcal.frames.layout import Series, Table
 from jaxcal.functional import linalg, student_t
 
-# What sums over groups are added up from, so that float32 sums of many rows stay exact enough.
+# The number of partial sums in the sum over a group, so that float32 sums of many rows stay exact enough.
 _PARTS = 32
 
 
@@ -54,31 +54,33 @@ def fit(
 ) -> "GaussianMLE":
     """Find the shift a and the scale b under which normal predictions make the targets most likely.
 
-    With means mu, stds s, residuals r = y - mu and z = r / s of n rows, and T of the Student t distribution, a new row
-    is
+    Let n rows have means mu, stds s, residuals `r = y - mu` and `z = r / s`. Let T follow the Student t distribution.
+    A new row is then
 
-    - "constant": mu + a + b sqrt(s^2 + 1 / sum(1 / s^2)) T, a = sum(r / s^2) / sum(1 / s^2), with n - 1 degrees of
-      freedom, b^2 = sum((r - a)^2 / s^2) / (n - 1);
-    - "scaled": mu + a s + b s sqrt(1 + 1 / n) T, a the mean of z, with n - 1 degrees of freedom,
-      b^2 = sum((z - a)^2) / (n - 1);
-    - "none": mu + b s T with n degrees of freedom, b^2 = mean(z^2), the std scaling of Levi et al.;
-    - "auto": "constant" where it has the greater log density of rows by leave-one-out, summed over all, else "none";
-      with n - 1 degrees of freedom in either case, since the choice costs one.
+    - "constant": `mu + a + b sqrt(s^2 + 1 / sum(1 / s^2)) T` with n - 1 degrees of freedom. Here
+      `a = sum(r / s^2) / sum(1 / s^2)` and `b^2 = sum((r - a)^2 / s^2) / (n - 1)`.
+    - "scaled": `mu + a s + b s sqrt(1 + 1 / n) T` with n - 1 degrees of freedom. Here a is the mean of z, and
+      `b^2 = sum((z - a)^2) / (n - 1)`.
+    - "none": `mu + b s T` with n degrees of freedom. Here `b^2 = mean(z^2)`, the std scaling of Levi et al.
+    - "auto": "constant" if it has the greater sum of leave-one-out log densities over all rows, else "none". Either
+      has n - 1 degrees of freedom, since the choice costs one.
 
     For independent normal errors every interval covers a new row with exactly its level, on average over calibration
     sets; with "auto" to within 1 %.
 
-    With `by` all of this holds in every group by itself: it has its own a and b, n is the number of its rows, and
-    "auto" decides for each.
+    With `by` all of this holds in every group by itself. Each group has its own a and b, n is the number of its rows,
+    and "auto" chooses for each group.
 
-    With `weights` w the log likelihood is sum(w log p): the sums and means above are weighted, and n is the effective
-    number of rows, (sum w)^2 / sum(w^2). A row of weight 2 counts as much as two rows, but as evidence of the
-    uncertainty of a and b it is one. So weights that are all equal are as none, whatever their size, and a row of
-    weight 0 does not count. With w(x) the density of new inputs over that of the calibration inputs, a and b are those
-    of the new rows, also where the errors depend on x otherwise than base says. Of independent normal errors the
-    intervals then cover about what they claim: from ten effective rows on to within 1.5 %, with fewer more (93 % in
-    place of 90 % with five). Where the scale of z depends on x they cover less with few rows (86 % with ten effective
-    rows, 89 % with 80).
+    With `weights` w the log likelihood is `sum(w log p)`. The sums and means above are then weighted, and n is the
+    effective number of rows, `(sum w)^2 / sum(w^2)`. A row of weight 2 counts as much as two rows, but as evidence of
+    the uncertainty of a and b it is one. So weights that are all equal have no effect, whatever their size, and a row
+    of weight 0 does not count.
+
+    Let w(x) be the density of new inputs divided by the density of the calibration inputs. Then a and b fit the new
+    rows, even if the errors depend on x in a way that base does not describe. For independent normal errors the
+    intervals then cover about what they claim: from ten effective rows on to within 1.5 %. With fewer effective rows
+    they cover more (93 % in place of 90 % with five). If the scale of z depends on x, they cover less with few rows
+    (86 % with ten effective rows, 89 % with 80).
 
     `preset="paper"` takes the estimates for the truth: N(mu + a, (b s)^2), N(mu + a s, (b s)^2) or N(mu, (b s)^2), with
     the divisor n in b^2.
@@ -87,33 +89,34 @@ def fit(
     predictions are differentiable in base, y and weights; the choice of "auto" has derivative 0.
 
     Args:
-        x: inputs [n, d]; used by functions of x alone, else it may be None.
+        x: inputs [n, d]. Only functions of x use them; else x may be None.
         base: the model's predictions [n] on rows that it was not trained on.
         y: targets [n].
-        shift: "constant", on the scale of y; "scaled", in stds; "none"; or "auto". None is "auto", and with the preset
-            "constant".
+        shift: "constant", on the scale of y; "scaled", in stds; "none"; or "auto". None means "auto", or "constant"
+            with the preset.
         by: labels of groups [n], numbers or strings, a function of x that gives them, or `jc.labels.StdBins` of the
-            predicted std. Labels that are an array are given again in the call.
-        weights: of the rows [n], not negative, or a function of x that gives them; equal where None. The call needs
-            none.
+            predicted std. If the labels are an array, the call needs labels, too.
+        weights: the weights of the rows [n], not negative, or a function of x that gives them; None for equal weights.
+            The call needs no weights.
         preset: None, or "paper" as above.
 
     Raises:
         TypeError: if base is not a Distribution, or labels are traced.
-        ValueError: if y or base is empty, not finite or of the wrong shape, a std of base is not positive, `shift` or
-            `preset` is none of the above, or a group, or all rows, leave fewer than two degrees of freedom, without
-            which there is no mean; with the preset one row is enough, and there is no "auto". If labels or weights are
-            not as many as the rows, or a weight is negative, NaN or infinite, or all of a group are 0. If a std of base
-            is below the least normal number of its dtype, or (y - base.mean) / base.std leaves its range.
+        ValueError: if y or base is empty, not finite or of the wrong shape. If a std of base is not positive, or
+            `shift` or `preset` is none of the above. If a group, or all rows, leave fewer than two degrees of freedom:
+            with one the distribution has no mean. With the preset one row is enough, and there is no "auto". If there
+            are not as many labels or weights as rows. If a weight is negative, NaN or infinite, or all weights of a
+            group are 0. If a std of base is below the least normal number of its dtype, or `(y - base.mean) / base.std`
+            leaves the range of its dtype.
 
     Warns:
         UserWarning: if y equals the shifted mean in every row, or every row of a group. The scale is then the machine
-            epsilon in place of 0. If there are two degrees of freedom, with which the std is infinite.
+            epsilon in place of 0. If there are two degrees of freedom, since the std is then infinite.
 
-    Source: Levi et al. 2022 (std scaling) for "none"; the others solve the likelihood equations with a shift. The
-    distribution of a new row: Seber and Lee, Linear Regression Analysis, 2003, section 5.3. The effective number of
-    rows: Kish, Survey Sampling, 1965, section 11.7. Likelihoods weighted by ratios of densities: Shimodaira, Journal of
-    Statistical Planning and Inference 90 (2000).
+    Source: Levi et al. 2022 (std scaling) for "none"; "constant" and "scaled" solve the likelihood equations with a
+    shift. The distribution of a new row: Seber and Lee, Linear Regression Analysis, 2003, section 5.3. The effective
+    number of rows: Kish, Survey Sampling, 1965, section 11.7. Likelihoods weighted by ratios of densities: Shimodaira,
+    Journal of Statistical Planning and Inference 90 (2000).
 
     Example:
         >>> import numpy as np
@@ -156,15 +159,16 @@ def fit(
 
 
 class GaussianMLE(eqx.Module):
-    """A shift and a scale of normal predictions, of all rows or of every group; made by `fit`.
+    """A shift and a scale of normal predictions, for all rows or for every group; made by `fit`.
 
     Attributes:
-        shift: a, what is added to the means; with groups [groups], in the order of their labels, as all arrays.
-        scale: b, what the stds are multiplied by.
-        shift_std: the std of the shift over that of a row's z, sqrt(sum of w^2 u^2) / sum of w u^2; 0 without a shift.
-        df: the degrees of freedom; None with preset="paper", after which predictions are normal.
+        shift: the number a that is added to the means. With groups all arrays are [groups], in the order of the labels.
+        scale: the factor b of the stds.
+        shift_std: the std of the shift divided by the std of a row's z, `sqrt(sum(w^2 u^2)) / sum(w u^2)`; 0 without a
+            shift.
+        df: the degrees of freedom; None with preset="paper", since predictions are then normal.
         groups: the labels.
-        reading: how a enters, "constant", "scaled" or "none"; "auto" is "constant" where a is not 0.
+        reading: how a enters, "constant", "scaled" or "none"; after "auto" it is "constant", with a = 0 for "none".
         scaled: whether errors are measured in predicted stds; else, after a `Point`, on the scale of y.
     """
 
@@ -180,13 +184,14 @@ class GaussianMLE(eqx.Module):
         """The Student t distributions of the predictions `base` [n]; with preset="paper" they are normal.
 
         Args:
-            x: inputs [n, d]; used by a function of x that gives groups alone, else it may be None.
+            x: inputs [n, d]. Only a function of x that gives groups uses them; else x may be None.
             base: the model's predictions, [n].
             by: labels of the rows [n], if they were an array in the fit.
 
         Raises:
-            TypeError, ValueError: as `fit` does for its base; ValueError, too, if base is a `Point` and `scaled`; if
-                labels are missing, not as many as the rows, or one was in no calibration row.
+            TypeError, ValueError: as `fit` raises for its base.
+            ValueError: if base is a `Point` and `scaled` is set. If labels are missing, if there are not as many labels
+                as rows, or if no calibration row has one of the labels.
         """
         mean, std = location_and_scale(base, self.scaled)
         number = self.groups.number_of_rows(x, base, by, mean.shape[0])
@@ -198,22 +203,23 @@ class GaussianMLE(eqx.Module):
 def _moved(
     fitted: GaussianMLE, mean: Float[AnyArray, " n"], std: Float[AnyArray, " n"], number: Int[AnyArray, " n"]
 ) -> tuple[Float[AnyArray, " n"], Float[AnyArray, " n"], Float[AnyArray, "*n"] | None]:
-    """Where the distributions lie, their scales, and their degrees of freedom."""
+    """The locations of the distributions, their scales, and their degrees of freedom."""
     of_row = (lambda values: values[number]) if fitted.groups.labels else lambda values: values
     shift, scale = of_row(fitted.shift), of_row(fitted.scale)
     unit = std if fitted.reading == "scaled" else namespace(std).ones_like(std)
     if fitted.df is None:
         return mean + shift * unit, scale * std, None
+    # loc = mu + a u and scale = b sqrt(s^2 + (shift_std u)^2), with u = s ("scaled") or 1.
     spread = linalg.root_sum_squares(std, of_row(fitted.shift_std) * unit)
     return mean + shift * unit, scale * spread, of_row(fitted.df)
 
 
 def _check_degrees_of_freedom(df: np.ndarray, sizes: np.ndarray, groups: Groups) -> None:
-    """Raise ValueError where a Student t distribution has no mean; warn where it has no finite std.
+    """Raise ValueError if a Student t distribution has fewer than 2 degrees of freedom; warn if it has no finite std.
 
     Args:
-        df: the degrees of freedom of every group; without groups of all rows, [1].
-        sizes: how many rows each group has.
+        df: the degrees of freedom of every group, or without groups of all rows, [1].
+        sizes: the number of rows of each group.
         groups: the labels.
     """
     worst = int(np.argmin(df))
@@ -231,8 +237,8 @@ def _check_degrees_of_freedom(df: np.ndarray, sizes: np.ndarray, groups: Groups)
 
 def _check_range(fitted: GaussianMLE) -> None:
     """Raise ValueError if an error was not finite."""
-    found = fitted.shift, fitted.scale
-    if not _checks.is_traced(*found) and not np.isfinite(found).all():
+    estimates = fitted.shift, fitted.scale
+    if not _checks.is_traced(*estimates) and not np.isfinite(estimates).all():
         raise ValueError(
             f"(y - base.mean) / base.std leaves the range of {fitted.scale.dtype}: the stds of base are far too small, "
             "or its means far too large."
@@ -240,7 +246,7 @@ def _check_range(fitted: GaussianMLE) -> None:
 
 
 def _warn_without_width(fitted: GaussianMLE) -> None:
-    """Warn the caller of a fit where the machine epsilon stands for a scale of 0."""
+    """Warn the caller of a fit if the machine epsilon replaces a scale of 0."""
     if _checks.is_traced(fitted.scale):
         return
     scale = np.atleast_1d(fitted.scale)
@@ -250,7 +256,7 @@ def _warn_without_width(fitted: GaussianMLE) -> None:
         of_group = f" of {flat.size} groups, the first of them {labels[flat[0]]!r}" if labels else ""
         _checks.warn(
             f"y equals the (shifted) mean of base in every row{of_group}: the scale is {scale[flat[0]]:.0e} in place "
-            "of 0. Was the model trained on these rows? Calibrate on others.",
+            "of 0. Was the model trained on these rows? Calibrate on other rows.",
         )
 
 
@@ -264,11 +270,11 @@ class _Rows(NamedTuple):
 
 
 class _Regression(NamedTuple):
-    """Errors z, what they are regressed on, u, and the weights, all of at most 1 in rows that count.
+    """Errors z, the regressor u, and the weights w; in rows that count none exceeds 1 in size.
 
-    In rows of weight 0 they are finite: the derivative by such a weight needs them.
+    In rows of weight 0 they are finite, since the derivative in such a weight needs them.
 
-    Without groups, `number` is None, and what a group has has shape [1].
+    Without groups `number` is None, and the values of groups have shape [1].
     """
 
     z: Float[Array, " n"]
@@ -287,7 +293,7 @@ class _Regression(NamedTuple):
         return parts.reshape(self.num_groups, _PARTS).sum(1)
 
     def of_row(self, values: Float[Array, " groups"]) -> Float[Array, "*n"]:
-        """What the group of every row has."""
+        """For every row the value of its group."""
         return values if self.number is None else values[self.number]
 
     def slope(self) -> Float[Array, " groups"]:
@@ -295,16 +301,16 @@ class _Regression(NamedTuple):
         return self.sum(self.w * self.u * self.z) / self.sum(self.w * self.u**2)
 
     def slope_std(self) -> Float[Array, " groups"]:
-        """The std of the slope over that of a row's z."""
+        """The std of the slope divided by the std of a row's z."""
         return jnp.sqrt(self.sum((self.w * self.u) ** 2)) / self.sum(self.w * self.u**2)
 
     def effective_rows(self) -> Float[Array, " groups"]:
-        """(sum w)^2 / sum w^2; exactly the number of rows where all weights are 1."""
+        """(sum w)^2 / sum w^2; exactly the number of rows if all weights are 1."""
         total = self.sum(self.w)
         return total / (self.sum(self.w**2) / total)
 
     def root_mean_square(self, slope: Float[Array, " groups"]) -> Float[Array, " groups"]:
-        """That of the residuals."""
+        """The root mean square of the residuals."""
         squares = (self.z - self.of_row(slope) * self.u) ** 2
         return linalg.sqrt(self.sum(self.w * squares) / self.sum(self.w))
 
@@ -318,9 +324,9 @@ def _max(values: Float[Array, " n"], number: Int[ArrayLike, " n"] | None, num_gr
 def _regression(
     rows: _Rows, number: Int[ArrayLike, " n"] | None, num_groups: int, reading: str
 ) -> tuple[_Regression, Float[Array, " groups"], Float[Array, " groups"]]:
-    """The rows in units of which no square overflows; the unit of the errors z, and that of the shift over it.
+    """The rows in units in which no square overflows; the unit of z; the unit of the shift divided by the unit of z.
 
-    What is fitted does not depend on the units: they are constants.
+    The units are constants for derivatives, since the fitted values do not depend on them.
     """
     of_row = lambda values: values if number is None else values[number]
     largest = lambda values: _max(lax.stop_gradient(values), number, num_groups)
@@ -328,7 +334,8 @@ def _regression(
     w = rows.weights.astype(z.dtype)
     greatest = of_row(largest(w))
     ratio = w / greatest
-    w = linalg.snapped(ratio, jnp.where(w == greatest, 1, ratio))  # a compiled quotient of equal numbers need not be 1
+    # A compiled quotient of equal numbers may differ from 1.
+    w = linalg.snapped(ratio, jnp.where(w == greatest, 1, ratio))
     counts = w > 0
     size = largest(jnp.where(counts, jnp.abs(z), 0))
     size = jnp.where((size > 0) & jnp.isfinite(size), size, 1)
@@ -354,9 +361,12 @@ def _fit(
     else:
         used = jnp.ones_like(slope, bool)
     slope = jnp.where(used, slope, 0)
+    # b = `sqrt(sum(w (z - a u)^2) / sum(w)) sqrt(n / df)`, with the effective number n of rows. The preset has no
+    # factor `sqrt(n / df)`.
     effective = regression.effective_rows()
     df = effective - (reading != "none")
     scale = size * regression.root_mean_square(slope) * (1 if plug_in else jnp.sqrt(effective / df))
+    # The regression is of z / size on u = unit / s (or 1, with unit = 1): a = slope size unit.
     all_rows = (lambda values: values[0]) if number is None else lambda values: values
     return GaussianMLE(
         shift=all_rows(slope * size * unit),
@@ -370,27 +380,30 @@ def _fit(
 
 
 def _log_score(rows: _Regression, slope: Float[Array, " groups"] | None) -> Float[Array, " groups"]:
-    """The weighted sum of the log densities of all z, each predicted from the others of its group; with a slope, or 0.
+    """The weighted sum of the leave-one-out log densities of all z within each group, with a slope, or with slope 0.
 
-    With h = w u^2 / sum(w u^2), residuals e = z - slope u and R = sum w e^2, the error of a row that is predicted
-    without it is e / (1 - h), and the weighted sum of squares of the others R - w e^2 / (1 - h). The others count as
-    one effective row less than all.
+    Let `h = w u^2 / sum(w u^2)`, `e = z - slope u` and `R = sum(w e^2)`. The leave-one-out error of a row is then
+    `e / (1 - h)`, and the weighted sum of squares of the other rows is `R - w e^2 / (1 - h)`. The other rows have one
+    effective row less than all rows.
     """
     info = jnp.finfo(rows.z.dtype)
     wu = rows.w * rows.u
     products = rows.of_row(rows.sum(wu * rows.u))
+    # 1 - h, h = w u^2 / sum(w u^2)
     rest = 1 if slope is None else jnp.maximum(1 - wu * rows.u / products, info.eps)
     residual = rows.z if slope is None else rows.z - rows.of_row(slope) * rows.u
     squares = rows.w * residual**2
-    # The floor keeps the scale of residuals that are all 0 above 0.
+    # The floor keeps the scale above 0 if all residuals are 0.
     total = rows.of_row(jnp.maximum(rows.sum(squares), info.tiny / info.eps**2))
     others = jnp.maximum(total - squares / rest, info.eps * total)
     weight = jnp.maximum(rows.of_row(rows.sum(rows.w)) - rows.w, info.eps)
     effective = rows.effective_rows() - 1
     df = jnp.maximum(effective - (slope is not None), 1)
     variance = others / weight * rows.of_row(effective / df)
-    if slope is not None:  # the shift of the others is uncertain
+    # The variance of the slope of the other rows is var(z) (sum(w^2 u^2) - w^2 u^2) / (sum(w u^2) (1 - h))^2.
+    if slope is not None:
         variance = variance * (1 + rows.u**2 * (rows.of_row(rows.sum(wu**2)) - wu**2) / (products * rest) ** 2)
+    # log p = log p(0) - log(variance) / 2 - (df + 1) / 2 log(1 + (e / (1 - h))^2 / (df variance))
     peak = student_t.log_prob(jnp.zeros_like(df), df, 0.0, 1.0)
     far = jnp.log1p((residual / rest) ** 2 / (variance * rows.of_row(df)))
     log_density = rows.of_row(peak) - 0.5 * jnp.log(variance) - 0.5 * rows.of_row(df + 1) * far

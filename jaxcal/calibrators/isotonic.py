@@ -1,15 +1,15 @@
 """Calibrated regression: an isotonic map from predicted to observed probabilities.
 
 Kuleshov, Fenner and Ermon, "Accurate Uncertainties for Deep Learning Using Calibrated Regression", ICML 2018,
-Algorithm 1. The fraction of the PIT values base.cdf(y) at or below the k-th smallest is k / L: increasing already, so
-that the isotonic regression of the fractions on the PIT values interpolates them.
+Algorithm 1. The fraction of the PIT values base.cdf(y) at or below the k-th smallest is k / L. The fractions increase
+already, so that their isotonic regression on the PIT values interpolates them.
 
-Of normal predictions the PIT values are Phi(z) with z = (y - mean) / std. The recalibrated distribution of every row is
-then mean + std * Z with one Z for all rows. All computations use z, which does not saturate: in double precision Phi(z)
-is 1 from z = 8.3 on. Predictions whose distributions differ in shape from row to row keep their shapes: the map and
-they make a `distributions.Recalibrated`.
+For normal predictions the PIT values are `Phi(z)` with `z = (y - mean) / std`. The recalibrated distribution of every
+row is then mean + std * Z with one Z for all rows. All computations use z, which does not saturate: in double precision
+Phi(z) is 1 from z = 8.3 on. Predictions whose distributions differ in shape from row to row keep their shapes: they and
+the map make a `distributions.Recalibrated`.
 
-A new row lies below the k-th smallest value with probability k / (L + 1), not k / L: only tails="support" has the
+A new row lies below the k-th smallest value with probability `k / (L + 1)`, not k / L. Only tails="support" has the
 paper's levels.
 """
 
@@ -38,7 +38,7 @@ from jaxcal.frames.layout import Series, Table
 from jaxcal.functional import linalg
 from jaxcal.functional.linear_tables import LinearTables
 
-# Beyond these Phi(z) is 0 or 1 in double precision.
+# Beyond these values of z, Phi(z) is 0 or 1 in double precision.
 _SATURATED = (-38.47, 8.292)
 
 
@@ -56,25 +56,25 @@ def fit(
 ) -> "Isotonic":
     """Recalibrate predictions by isotonic regression on their PIT values.
 
-    The calibration rows must not be those that the model behind `base` was trained on. `jaxcal.out_of_fold` predicts
+    The calibration rows must not be rows that the model behind `base` was trained on. `jaxcal.out_of_fold` predicts
     every row by a model that was not trained on it.
 
-    With score="signed" the recalibrated cdf is linear between the sorted z = (y - mean) / std. Where z are equal it
-    jumps, to the count of all of them. The k-th smallest has the level k / (L + 1), with which it covers a new row.
-    Below the least and above the greatest z the regression says nothing; there are three options:
+    With score="signed" the recalibrated cdf is linear between the sorted `z = (y - mean) / std`. At equal z it jumps,
+    to the count of all of them. The k-th smallest z has the level `k / (L + 1)`, with which it covers a new row. Below
+    the least and above the greatest z the regression says nothing; there are three options:
 
-    - "fitted": beyond both ends tails of the normal distribution with the mean and the std of z, scaled to the mass
-      1 / (L + 1);
-    - "anchored": the base's normal tails, scaled to that mass; after a `Point` those of std 1 on the scale of y;
-    - "support": levels k / L, as in the paper; the distribution ends at the least and the greatest z, as that of CRUDE
-      does, and an atom of mass 1 / L lies at the least. Its intervals cover less than they claim: at 90 % from nine
-      rows 77 %.
+    - "fitted": tails of the normal distribution with the mean and the std of z, scaled to the mass `1 / (L + 1)` at
+      either end;
+    - "anchored": the base's normal tails, scaled to the same mass; after a `Point` normal tails of std 1 on the scale
+      of y;
+    - "support": levels k / L, as in the paper. The distribution ends at the least and the greatest z, as for CRUDE, and
+      an atom of mass 1 / L lies at the least. Its intervals cover less than they claim: at 90 % from nine rows 77 %.
 
-    With score="cdf" the cdf is that of the base, mapped to levels linearly between the sorted base.cdf(y), the k-th of
-    level k / (L + 1). Beyond both ends it has the base's own tails, scaled.
+    With score="cdf" the cdf is the base's cdf, mapped to levels. The map is linear between the sorted base.cdf(y), and
+    the k-th of them has the level `k / (L + 1)`. Beyond both ends it has the base's own tails, scaled.
 
-    Levels beyond L / (L + 1) are for the tails to say: such a quantile may cover less than its level, and a warning
-    names the rows needed.
+    Only the tails determine quantiles at levels below `1 / (L + 1)` and above `L / (L + 1)`. Such a quantile may cover
+    less than its level, and a warning names the rows needed.
 
     The cost is O(L log L). A `Point` has no std: 1 is used in every row, and the result is the distribution of the
     errors. Works under `jit` and, over runs of equal size, under `eqx.filter_vmap`. Fit and predictions are
@@ -85,28 +85,28 @@ def fit(
         base: the model's predictions [L] on rows that it was not trained on.
         y: targets [L].
         score: "signed" or "cdf", as above. None is "cdf" for bases that are continuous and whose rows may differ in
-            shape, as `StudentT` and a `Mixture` of normals, if no tails, `by` or weights are given and no base.cdf(y)
-            is 0 or 1; else "signed".
-        tails: with score="signed" one of the above; None is "fitted", the only one with `by` or weights.
-        by: labels of groups [L], or a function of x that gives them: every group is recalibrated by itself. As of
-            `conformal.fit`, and so are weights.
-        weights: of the rows [L], or a function of x that gives them: the k-th smallest z has the level
-            (m_k + w / 2) / (W + w), m_k the sum of the weights below it and half its own, W that of all, w the weight
-            of the new row.
-        partial_pooling: as of `crude.fit`.
-        smoothing: likewise, of the sorted z or base.cdf(y).
+            shape, as `StudentT` and a `Mixture` of normals. None is "signed" if tails, `by` or weights are given, if a
+            base.cdf(y) is 0 or 1, and for all other bases.
+        tails: with score="signed" one of the above; None is "fitted", the only option with `by` or weights.
+        by: labels of groups [L], or a function of x that gives them: every group is recalibrated by itself. See
+            `conformal.fit` for `by` and `weights`.
+        weights: the weights of the rows [L], or a function of x that gives them. The k-th smallest z has the level
+            `(m_k + w / 2) / (W + w)`. Here m_k is the sum of the weights below this z plus half its own weight. W is
+            the sum of all weights, and w is the weight of the new row.
+        partial_pooling: as in `crude.fit`.
+        smoothing: as in `crude.fit`, for the sorted z or base.cdf(y).
 
     Raises:
         TypeError: if base is not a Distribution.
-        ValueError: if y or base is empty, not finite or of the wrong shape, `score` or `tails` is none of the above; if
-            a z is infinite, since a std is 0 and the error is not (it is 0 where both are 0); if tails, `by` or weights
-            come with score="cdf"; if other tails than "fitted" come with `by` or weights; if partial_pooling comes
-            without `by`, or with weights; if with score="cdf" base is a `Point`, some base.cdf(y) is 0 or 1, or base
-            has no density at y; if smoothing is not in (0, 1/2], or comes with `by` or weights.
+        ValueError: if y or base is empty, not finite or of the wrong shape. If `score` or `tails` is none of the above.
+            If a z is infinite, since a std is 0 and the error is not; if both are 0, z is 0. If tails, `by` or weights
+            come with score="cdf". If other tails than "fitted" come with `by` or weights. If partial_pooling comes
+            without `by`, or with weights. If with score="cdf" base is a `Point`, some base.cdf(y) is 0 or 1, or base
+            has no density at a y. If smoothing is not in (0, 1/2], or comes with `by` or weights.
 
     Warns:
-        UserWarning: if PIT values are 0 or 1 in double precision, with their fraction (the recalibrated distribution is
-            then one by mean and std); if y equals base.mean in every row, so that no prediction has a width.
+        UserWarning: if PIT values are 0 or 1 in double precision, with their fraction; the recalibrated distribution
+            is then made from mean and std. If y equals base.mean in every row, so that no prediction has a width.
 
     Source: Kuleshov et al. 2018, Algorithm 1.
 
@@ -127,15 +127,15 @@ def fit(
     y = _checks.as_vector("y", y, length=base.mean.shape[0])
     if score == "cdf" and tails is not None:
         raise ValueError(f"score='cdf' has the tails of the base; got tails={tails!r}: drop one of the two.")
-    given = Given(x, base, by, weights)
-    if given.is_counted or partial_pooling:
+    arguments = Given(x, base, by, weights)
+    if arguments.is_counted or partial_pooling:
         if score == "cdf" or tails not in (None, "fitted"):
             refused = "score='cdf'" if score == "cdf" else f"tails={tails!r}"
             raise ValueError(f"by and weights go with score='signed' and tails='fitted'; got {refused}.")
         scaled = base.has_std
         errors = standardized_errors(base, y, scaled, finite=True)
         scale = error_scale(base, scaled) if partial_pooling else None
-        made, rows = tables_of_groups(given, errors, rule="linear", scale=scale)
+        made, rows = tables_of_groups(arguments, errors, rule="linear", scale=scale)
         return Isotonic(made, "fitted", scaled, rows=rows)
     if score == "cdf" and not base.is_location_scale:
         return Isotonic(smoothed(in_order(probabilities(base, y)), smoothing), "fitted", scaled=True, by_cdf=True)
@@ -150,7 +150,7 @@ def fit(
     scaled = base.has_std
     z = in_order(standardized_errors(base, y, scaled, finite=True))
     warn_without_width(z)
-    if isinstance(base, Normal) and not _checks.is_traced(z):  # what Phi says of z are PIT values
+    if isinstance(base, Normal) and not _checks.is_traced(z):  # then Phi(z) are the PIT values
         _warn_of_extremes(np.asarray(z))
     return Isotonic(smoothed(z, smoothing), tails or "fitted", scaled)
 
@@ -159,12 +159,12 @@ class Isotonic(eqx.Module):
     """Recalibrated predictions; made by `fit`.
 
     Attributes:
-        z: the standardized errors [L], or the probabilities base.cdf(y), in increasing order; with groups or weights
-            a table of them for every group.
+        z: the standardized errors [L], or the probabilities base.cdf(y), in increasing order. With groups or weights
+            z is a table for every group.
         tails: "fitted", "anchored" or "support".
         scaled: whether errors are measured in predicted stds; else, after a `Point`, on the scale of y.
         by_cdf: whether z are probabilities.
-        rows: the groups and weights of the calibration rows; None where there are none.
+        rows: the groups and weights of the calibration rows; None without groups and weights.
     """
 
     z: Errors
@@ -179,15 +179,15 @@ class Isotonic(eqx.Module):
         """The recalibrated distributions of the predictions.
 
         Args:
-            x: inputs [n, d]; used by functions of x alone, else it may be None.
+            x: inputs [n, d]. Only functions of x use them; else x may be None.
             base: the model's predictions, [n].
             by: labels of the rows [n], if they were an array in the fit.
-            weights: of the rows [n], if they were an array in the fit.
+            weights: the weights of the rows [n], if they were an array in the fit.
 
         Raises:
-            TypeError, ValueError: as `fit` does for its base; ValueError, too, if base is a `Point` and `scaled`; if
-                labels or weights are missing, have no effect, are of the wrong length or out of range; if no
-                calibration row has the label of a row.
+            TypeError, ValueError: as `fit` raises for its base.
+            ValueError: if base is a `Point` and `scaled` is set. If labels or weights are missing, have no effect, are
+                of the wrong length or out of range. If no calibration row has the label of a row.
         """
         check_base(base)
         group, new_weight = of_new_rows(self.rows, Given(x, base, by, weights))
@@ -209,7 +209,8 @@ class Isotonic(eqx.Module):
 def _by_fitted_normal(
     loc: Float[AnyArray, "*n"], scale: Float[AnyArray, "*n"], z: Float[AnyArray, " l"]
 ) -> tuple[Float[AnyArray, "*n"], Float[AnyArray, "*n"], Float[AnyArray, " l"], Float[AnyArray, "*n"]]:
-    """The same values loc + scale z, z in units in which their mean is 0 and their std 1; by how much loc has moved."""
+    """A new loc, scale and z of mean 0 and std 1 with the same values loc + scale z; the shift of loc."""
+    # `loc + scale z = (loc + scale m) + (scale s) (z - m) / s`, with the mean m and the std s of z.
     center = z.mean()
     spread = linalg.root_mean_square(z - center)
     shift = scale * center

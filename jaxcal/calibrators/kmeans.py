@@ -1,7 +1,7 @@
-"""One standard deviation for each cluster of inputs: the simplest that varies with x.
+"""One standard deviation for each cluster of inputs: the simplest std that varies with x.
 
-The baseline "KM" of Camporeale and Carè (2021), section 5.2: k-means clusters of the inputs, and in each of them the
-root mean squared error of the model.
+This is the baseline "KM" of Camporeale and Carè (2021), section 5.2. The clusters of the inputs come from
+k-means. The std of a cluster is the root mean squared error of the model in it.
 """
 
 import warnings
@@ -40,12 +40,13 @@ def fit(
 ) -> "KMeans":
     """Cluster the standardized inputs by scikit-learn's k-means, and measure the errors in every cluster.
 
-    With weights the standardization of the inputs, the centers and the mean squared errors are weighted: a row of
-    weight 2 counts as two rows, one of weight 0 not at all, and weights that are all equal are as none. With w(x) the
-    density of new inputs over that of the calibration inputs, they are those of the new rows.
+    With weights the standardization of the inputs, the centers and the mean squared errors are weighted. A row of
+    weight 2 counts as two rows, and a row of weight 0 does not count. Weights that are all equal have no effect. Let
+    w(x) be the density of new inputs divided by the density of the calibration inputs. The weighted results are then
+    estimates for new rows.
 
-    scikit-learn works on NumPy arrays: not under `jit`, nor under `vmap` over x or weights. The stds are differentiable
-    in base, y and weights; which rows form a cluster has derivative 0.
+    scikit-learn works on NumPy arrays, so the fit does not run under `jit`, nor under `vmap` over x or weights. The
+    stds are differentiable in base, y and weights; the assignment of rows to clusters has derivative 0.
 
     Args:
         x: inputs [l, d], or a data frame (`jaxcal.frames`); a vector [l] is one column.
@@ -53,16 +54,16 @@ def fit(
         y: targets [l].
         key: random key of the first centers.
         categorical: the columns of x whose values have no order, by position, or of a data frame by name.
-        num_clusters: number of clusters; at most as many as there are different rows are made.
-        weights: of the rows [l], not negative, or a function of x that gives them; equal where None. The call needs
-            none.
+        num_clusters: number of clusters; fewer are made if there are fewer different rows.
+        weights: the weights of the rows [l], not negative, or a function of x that gives them; None for equal weights.
+            The call needs no weights.
 
     Raises:
-        TypeError: if base is not a Distribution; if x, weights or key is traced, other than by an eager `jax.grad`; if
-            key is no random key.
-        ValueError: if x, y or base is empty, not finite or of the wrong shape, or num_clusters is less than 1 or above
-            the number of rows; if weights are not as many as the rows, one is negative, NaN or infinite, or all are 0.
-            Rows of weight 0 are not counted.
+        TypeError: if base is not a Distribution, or key is no random key. If x, weights or key is traced, other than by
+            an eager `jax.grad`.
+        ValueError: if x, y or base is empty, not finite or of the wrong shape. If num_clusters is less than 1 or above
+            the number of rows, without rows of weight 0. If there are not as many weights as rows, a weight is
+            negative, NaN or infinite, or all are 0.
         ImportError: if scikit-learn is missing (the extra `forests` has it).
 
     Warns:
@@ -78,7 +79,7 @@ def fit(
     _checks.check_key(key)
     columns, rows = checked_rows(x, base, y, categorical)
     rows, counts = rows_that_count(rows, _groups.weights_of(x, weights, rows.y.shape[0]))
-    inputs, known = lax.stop_gradient((rows.x, counts))  # under an eager jax.grad they are known
+    inputs, known = lax.stop_gradient((rows.x, counts))  # under an eager jax.grad the values are known
     (counted,), known = rows_that_count((inputs,), known)
     _checks.check_at_least("num_clusters", num_clusters, 1)
     _checks.check_rows("x", counted, num_clusters)
@@ -94,7 +95,7 @@ def fit(
     if not _checks.is_traced(std) and (empty := int((np.asarray(std) == 0).sum())):
         _checks.warn(
             f"y equals base.mean in every row of {empty} of {len(centers)} clusters: their std is 0, and no prediction "
-            "there has a width. Was the model trained on these rows? Give others, or fewer clusters.",
+            "there has a width. Was the model trained on these rows? Give other rows, or fewer clusters.",
         )
     return KMeans(centers=centers, cluster_std=std, columns=columns, x_scaler=x_scaler)
 
@@ -105,7 +106,7 @@ class KMeans(eqx.Module):
     Attributes:
         centers: [k, d], on the scale of `x_scaler`.
         cluster_std: the root mean squared error [k] of the rows nearest to every center.
-        columns: what the columns of the calibration inputs were.
+        columns: the description of the columns of the calibration inputs.
         x_scaler: the standardization of the inputs.
     """
 
@@ -118,7 +119,8 @@ class KMeans(eqx.Module):
         """The distributions N(base.mean, std^2), [n], with the std of the center that is nearest to x, [n, d] or [n].
 
         Raises:
-            TypeError, ValueError: as `fit` does for x and base; ValueError, too, if x has other columns.
+            TypeError, ValueError: as `fit` raises for x and base.
+            ValueError: if x has other columns than the calibration inputs.
         """
         x = self.columns(x)
         check_base(base, x.shape[0])
@@ -133,9 +135,10 @@ def _stds(
     number: int,
     weights: Float[AnyArray, " n"] | None,
 ) -> Float[AnyArray, " k"]:
-    """The root mean square of the errors of every label."""
+    """The root mean square of the errors for every label."""
     xp, errors = namespace(y, mean, weights), y - mean
     scale = linalg.scale_of(errors)
+    # std = s sqrt(sum w (e / s)^2 / sum w), with the scale s of the errors against overflow.
     w = xp.ones_like(errors) if weights is None else weights / weights.max()
     is_in = labels[None] == xp.arange(number)[:, None]
     squares, counts = (xp.where(is_in, each[None], 0).sum(1) for each in (w * (errors / scale) ** 2, w))
@@ -154,12 +157,12 @@ def _nearest(centers: Float[AnyArray, "k d"], points: Float[AnyArray, "n d"]) ->
 
 
 def _cluster(x: np.ndarray, number: int, seed: int, weights: np.ndarray | None) -> Float[Array, "k d"]:
-    """Centers, without those that no row is nearest to."""
+    """Centers of clusters that have at least one row."""
     with needed("scikit-learn", "'jaxcal[forests]'"):
         from sklearn.cluster import KMeans as Clusters
         from sklearn.exceptions import ConvergenceWarning
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # of fewer different rows than clusters
+        warnings.simplefilter("ignore", ConvergenceWarning)  # for fewer different rows than clusters
         clusters = Clusters(number, random_state=seed)
         used = np.unique(clusters.fit_predict(x, sample_weight=weights))
     return jax.device_put(clusters.cluster_centers_[used].astype(x.dtype))

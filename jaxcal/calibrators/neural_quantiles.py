@@ -1,29 +1,31 @@
 """A network that returns recalibrated quantiles: distribution calibration by quantile regression.
 
 Kuleshov and Deshpande, "Calibrated and Sharp Uncertainties in Deep Learning via Density Estimation", ICML 2022. The
-recalibrator R takes features of the base distribution F, its quantiles at evenly spaced levels, and a level tau, and
-returns the quantile of y at tau given F. It minimizes the pinball loss, `functional.scores.pinball`, at uniformly
-random levels, on rows that the model was not trained on. Whatever the base says of a row may change the answer, so that
-rows with different distributions are corrected differently; but no finite number of rows guarantees a coverage.
+recalibrator R takes a level tau and features of the base distribution F, which are its quantiles at evenly spaced
+levels. R returns the quantile of y at tau given F. It minimizes the pinball loss, `functional.scores.pinball`, at
+uniformly random levels, on rows that the model was not trained on. Any property of the base's distribution of a row may
+change the answer. So rows with different distributions are corrected differently, but no finite number of rows
+guarantees a coverage.
 
-Capone, Hirche and Pleiss, "Sharp Calibrated Gaussian Processes", NeurIPS 2023, section 7, measure it as "NN": with the
-network of that paper, "trained over 200 epochs, with additional pretraining over 2000 epochs using a single dataset".
+Capone, Hirche and Pleiss, "Sharp Calibrated Gaussian Processes", NeurIPS 2023, section 7, measure it as "NN". They use
+the network of that paper, "trained over 200 epochs, with additional pretraining over 2000 epochs using a single
+dataset".
 
-What these texts leave open, and what is taken here:
+These texts leave some choices open. This module chooses:
 
-- The network. Taken are two hidden layers of 20 units with learned slopes below 0 (PReLU), each of which, as the
-  output, has the inputs and all layers before it as its own; the nine deciles as features; Adam at 1e-3 with batches of
-  32 and one level a row and step. Public code of the method has these, other code one hidden layer of ReLU and an L2
-  penalty; neither is compared with the paper's own text.
-- The pretraining. It seems that the weights come from another data set, of which nothing is said. Here the network
-  first learns to repeat the base's own quantiles at random levels, on the distributions of the calibration rows: no
+- The network. It has two hidden layers of 20 units with learned slopes below 0 (PReLU). Each hidden layer, and the
+  output layer, takes the inputs and all layers before it. The features are the nine deciles. The optimizer is Adam at
+  1e-3, with batches of 32 and one level for each row and step. Public code of the method has these choices. Other code
+  has one hidden layer of ReLU and an L2 penalty. Neither is compared with the paper's own text.
+- The pretraining. The weights seem to come from another data set, which the text does not describe. Here the network
+  first learns to repeat the base's own quantiles at random levels, on the distributions of the calibration rows. No
   target is used, and training starts at the recalibrator that changes nothing.
-- The units. The deciles enter as the median and the differences from it, in units of the calibration rows, and the
-  output is the distance from the median: maps that the first and the last layer could learn, but the spread of a sharp
-  distribution would drown in its location. The level enters as its standard normal quantile.
-- Crossing. A network's quantiles may cross; they are put in increasing order, which brings them closer to the true
-  ones (Chernozhukov, Fernandez-Val and Galichon, "Quantile and Probability Curves Without Crossing", Econometrica 78,
-  2010).
+- The units. The deciles enter as the median and the differences from it, in units of the calibration rows. The output
+  is the distance from the median. The first and the last layer could learn these maps, but the spread of a sharp
+  distribution would be lost in its location. The level enters as its standard normal quantile.
+- Crossing. A network's quantiles may cross. They are put in increasing order, which brings them closer to the true
+  quantiles (Chernozhukov, Fernandez-Val and Galichon, "Quantile and Probability Curves Without Crossing", Econometrica
+  78, 2010).
 """
 
 from collections.abc import Callable, Sequence
@@ -60,11 +62,11 @@ _LEVELS = np.array(FINE_LEVELS)
 _DECILES = slice(19, None, 20)
 _MEDIAN = 4
 _IS_MEDIAN = np.arange(9) == _MEDIAN
-# The levels that the loss of the validation set is averaged over: 0.05, 0.1, ..., 0.95.
+# The loss of the validation set is a mean over these levels: 0.05, 0.1, ..., 0.95.
 _WATCHED = _LEVELS[9::10]
-# Pretraining has nothing to stop by, and uses so many rows only to detect divergence.
+# Pretraining has no validation set to stop by. It evaluates the loss of this number of rows only to detect divergence.
 _FEW_ROWS = 64
-# So many rows are predicted at a time: the units of rows x levels then fit into a processor's cache.
+# The number of rows that are predicted at a time: the units of rows x levels then fit into a processor's cache.
 _CHUNK = 64
 
 
@@ -88,64 +90,65 @@ def fit(
 ) -> "NeuralQuantiles":
     """Train a network that returns the quantile at a level from the base's deciles, by the pinball loss.
 
-    It first learns, by squared error, to repeat the base's own quantiles, and then from the targets. A random fraction
-    of the rows is the validation set: training stops when its loss has not improved for `patience` epochs, and the
-    weights of the best epoch are kept. It takes some hundred rows. Where the errors have one distribution in units of
-    the std, `isotonic` learns it from fewer. What is alike in all rows given here, such as one std for all of them, the
-    network knows no answer to a change of.
+    The network first learns, by squared error, to repeat the base's own quantiles, and then learns from the targets. A
+    random fraction of the rows is the validation set. Training stops when the validation loss has not improved for
+    `patience` epochs, and the weights of the best epoch are kept. The method needs some hundred rows. If the errors
+    have one distribution in units of the std, `isotonic` learns it from fewer rows. If a property is the same in all
+    rows of the fit, such as the std, the network does not learn its effect.
 
-    `preset="paper"` is the setting in which Capone, Hirche and Pleiss (2023) measure the method: 200 epochs on all
-    rows after 2000 of pretraining, and the last weights. Where the base is already calibrated this learns noise, and
-    the intervals become too narrow.
+    `preset="paper"` is the setting in which Capone, Hirche and Pleiss (2023) measure the method. It trains for 200
+    epochs on all rows after 2000 epochs of pretraining, and keeps the last weights. If the base is already calibrated,
+    this learns noise, and the intervals become too narrow.
 
-    With weights the pinball losses of the rows trained on, and of the validation set, are weighted. A row of weight 2
-    counts as two rows, one of weight 0 not at all, and weights that are all equal are as none. With w(x) the density of
-    new inputs over that of the calibration inputs, the losses are estimates of those of the new rows. A weight that is
-    many times the mean makes steps as many times as noisy.
+    With weights the pinball losses of the training rows, and of the validation set, are weighted. A row of weight 2
+    counts as two rows, and a row of weight 0 does not count. Weights that are all equal have no effect. Let w(x) be the
+    density of new inputs divided by the density of the calibration inputs. The losses then estimate the losses of new
+    rows. A weight of k times the mean makes the steps about k times as noisy.
 
-    Features and errors are in units of the rows given here, so that y -> a y + b (a > 0) changes the predictions
-    exactly so, up to rounding. Works under `jit` and, over keys and over runs of equal size, under `eqx.filter_vmap`.
+    Features and errors are in units of the rows of the fit. So y -> a y + b (a > 0) transforms the predictions in the
+    same way, up to rounding. Works under `jit` and, over keys and over runs of equal size, under `eqx.filter_vmap`.
     Predictions are differentiable in base.
 
-    With `steps` Adam, the optimizer of the training, takes so many steps on all rows, each at a new random level a row,
-    and derivatives pass through them, in base, y, weights, the initial network and the learning rate. The pinball loss
-    knows of y on which side of a quantile it lies: the derivative in y is that of the unit alone. There is no
-    pretraining: a network that repeats the base's quantiles, to start from, is the `network` of a fit with
-    `max_epochs=0`. A derivative through a training without `steps` is refused.
+    With `steps` the optimizer of the training, Adam, takes that number of steps on all rows. Each step draws a new
+    random level for every row. Derivatives pass through the steps, in base, y, weights, the initial network and the
+    learning rate. The gradient of the pinball loss depends only on the side of a quantile on which y lies. So the
+    derivative in y comes from the unit alone. There is no pretraining. A fit with `max_epochs=0` has a `network` that
+    repeats the base's quantiles; it can be the initial network. A derivative through a training without `steps` raises
+    an error.
 
     Args:
-        x: inputs [l, d]; used by a function of x that gives weights alone, else it may be None.
+        x: inputs [l, d]. Only a function of x that gives weights uses them; else x may be None.
         base: the model's predictions [l], any distribution with a std, on rows that it was not trained on.
         y: targets [l].
         key: random key of the weights, the validation set, the batches and the levels.
-        levels: the levels of the quantiles that are returned [k], strictly increasing in (0, 1) (default 0.005, 0.01,
-            ..., 0.995). Beyond the outer two the distribution has atoms.
-        learning_rate: of Adam.
-        max_epochs: number of epochs to stop at (default 1000; 200 with the preset). With 0 the base's quantiles are
-            repeated.
-        patience: epochs without improvement to stop at (default 20).
+        levels: the levels of the returned quantiles [k], strictly increasing in (0, 1) (default 0.005, 0.01, ...,
+            0.995). The distribution has atoms beyond the lowest and the highest level.
+        learning_rate: the learning rate of Adam.
+        max_epochs: the largest number of epochs (default 1000; 200 with the preset). For 0 the network repeats the
+            base's quantiles.
+        patience: the number of epochs without improvement that ends the training (default 20).
         pretraining_epochs: number of epochs on the base's own quantiles (default 500; 2000 with the preset).
-        validation_fraction: fraction of the rows in the validation set, l - floor(l (1 - fraction)) of them (default
-            0.2; 0 with the preset). With 0 all rows are trained on for all epochs, and the last weights are kept.
-        weights: of the rows [l], not negative, or a function of x that gives them; equal where None. The call needs
-            none.
+        validation_fraction: fraction of the rows in the validation set, `l - floor(l (1 - fraction))` of them (default
+            0.2; 0 with the preset). With 0 the training uses all rows for all epochs, and keeps the last weights.
+        weights: the weights of the rows [l], not negative, or a function of x that gives them; None for equal weights.
+            The call needs no weights.
         preset: None, or "paper" as above.
         steps: number of full-batch steps, as `jaxcal.networks.StepOptions` describes them, in place of epochs,
             patience, pretraining, validation set and preset; None for a training that the validation set stops.
-        initial: the network that the steps start from; one with random weights where None.
-        throw: whether to raise if training diverges; the module's `training.result` says so in any case.
+        initial: the network that the steps start from; None for a network with random weights.
+        throw: whether to raise an error if training diverges; the module's `training.result` says so in any case.
 
     Raises:
-        TypeError: if base is not a Distribution, or a derivative through a training without steps is asked for; if key
-            is no random key.
-        ValueError: if y or base is empty, not finite or of the wrong shape, base is a `Point` or all its stds are
-            0, a quantile of base at a level from 0.005 to 0.995 is infinite, there are too few rows to hold some
-            out (two are the least), or an option is out of its range; if weights are not as many as the rows, one is
-            negative, NaN or infinite, or all are 0. Rows of weight 0 are not counted. What else is raised of steps,
-            `jaxcal.networks.StepOptions` says.
-        FloatingPointError: if the loss becomes NaN or infinite, and `throw`.
+        TypeError: if base is not a Distribution, or key is no random key. If a derivative through a training without
+            steps is requested.
+        ValueError: if y or base is empty, not finite or of the wrong shape. If base is a `Point`, or all its stds are
+            0. If a quantile of base at a level from 0.005 to 0.995 is infinite. If there are too few rows for a
+            validation set, without rows of weight 0; at least two are needed. If an option is out of its range. If
+            there are not as many weights as rows, a weight is negative, NaN or infinite, or all are 0. For further
+            errors with steps see `jaxcal.networks.StepOptions`.
+        FloatingPointError: if the loss becomes NaN or infinite and `throw` is set.
 
-    Source: Kuleshov and Deshpande (2022), and what the head of this file takes where it leaves a choice.
+    Source: Kuleshov and Deshpande (2022), with the choices at the top of this module.
 
     Example:
         >>> import jax, numpy as np, jaxcal as jc
@@ -158,14 +161,14 @@ def fit(
         (True, True)
     """
     _checks.check_key(key)
-    given = {
+    options = {
         "max_epochs": max_epochs,
         "patience": patience,
         "pretraining_epochs": pretraining_epochs,
         "validation_fraction": validation_fraction,
     }
-    settings = presets.settle(presets.NEURAL_QUANTILES, preset, **given)
-    check_steps(steps, initial, preset=preset, **given)
+    settings = presets.settle(presets.NEURAL_QUANTILES, preset, **options)
+    check_steps(steps, initial, preset=preset, **options)
     _checks.check_at_least("max_epochs", settings.max_epochs, 0)
     _checks.check_at_least("pretraining_epochs", settings.pretraining_epochs, 0)
     _checks.check_at_least("patience", settings.patience, 1)
@@ -190,7 +193,7 @@ def fit(
 
 
 class Recalibrator(eqx.Module):
-    """The network: from features of a distribution and the standard normal quantile of a level to a quantile.
+    """The network: it maps features of a distribution and the standard normal quantile of a level to a quantile.
 
     Every layer takes the inputs and all layers before it. Below 0 a unit has a slope of its own, initially 0.
     """
@@ -212,6 +215,7 @@ class Recalibrator(eqx.Module):
         *hidden, last = self.layers
         seen = jnp.append(features, z)
         for layer, slopes in zip(hidden, self.slopes, strict=True):
+            # h = W v + b and v <- (v, h if h > 0 else slope h): every layer takes all layers before it.
             units = layer(seen)
             seen = jnp.concatenate([seen, jnp.where(units > 0, units, slopes * units)])
         return last(seen)[0]
@@ -223,10 +227,11 @@ class NeuralQuantiles(eqx.Module):
     Attributes:
         network: the weights.
         scaler: the standardization of the features: the base's median, and the distances of its other deciles from it.
-        unit: what the network's output is measured in, the mean absolute error of the base's medians.
-        training: how training went after the pretraining, a `jaxcal.networks.TrainingRecord`; its loss is the pinball
-            loss in units of `unit`, where there is no validation set of all rows, infinite where there was no training.
-        levels: the levels of the quantiles that are returned.
+        unit: the unit of the network's output, the mean absolute error of the base's medians.
+        training: the record of the training after the pretraining, a `jaxcal.networks.TrainingRecord`. Its loss is the
+            pinball loss in units of `unit`, on the validation set, or on all rows if there is none. The loss is
+            infinite without training.
+        levels: the levels of the returned quantiles.
     """
 
     network: Recalibrator
@@ -244,7 +249,8 @@ class NeuralQuantiles(eqx.Module):
 
         Raises:
             TypeError: if base is not a Distribution.
-            ValueError: if base is a `Point` or empty, a mean, std or decile of it is not finite, or all stds are 0.
+            ValueError: if base is a `Point` or empty, if a mean, std or decile of it is not finite, or if all stds are
+                0.
         """
         return _predict(self, _quantiles_of(base, _LEVELS[_DECILES]))
 
@@ -256,32 +262,33 @@ def _predict(fitted: NeuralQuantiles, deciles: Float[Array, "n 9"]) -> Quantiles
     curve = lambda features: jax.vmap(fitted.network, (None, 0))(features, ndtri(levels))
     features = fitted.scaler(_features(deciles))
     distances = lax.map(curve, features, batch_size=min(_CHUNK, deciles.shape[0]))
+    # q(tau) = median + unit R(features, Phi^-1(tau)), sorted over tau.
     return Quantiles(levels, jnp.sort(deciles[:, _MEDIAN, None] + fitted.unit[None, None] * distances, axis=1))
 
 
 def _quantiles_of(base: Distribution, levels: np.ndarray) -> Float[Array, "n k"]:
-    """The quantiles of a checked base, finite."""
+    """The quantiles of the base, after checks of the base; they are finite."""
     check_base(base)
     if not base.has_std:
         raise ValueError(
             f"base is a {type(base).__name__}, whose quantiles are all its mean: it must have a std. "
-            "jaxcal.accrue, for one, learns it."
+            "jaxcal.accrue learns a std, for example."
         )
     if not _checks.is_traced(std := base.std) and not np.asarray(std).any():
         raise ValueError("base.std is 0 in every row: there is no shape to correct. jaxcal.accrue learns a std.")
     levels = in_jax(levels.astype(base.mean.dtype))
-    # Without the warning of levels beyond a table: an infinite quantile is refused.
+    # The warning of levels beyond a table is not needed: an infinite quantile raises an error.
     quantiles = base._rounded_quantiles(levels) if numpy_knows(base) else _icdf(base, levels)
     _checks.check_finite("base.icdf(levels)", quantiles)
     return quantiles
 
 
-# In one compiled program: for most distributions it is many small ones.
+# One compiled program in place of the many small programs that most distributions need.
 _icdf = _programs.jit(lambda base, levels: base.icdf(levels))
 
 
 class _Rows(NamedTuple):
-    """Rows in the units that the network works in, and these units."""
+    """Rows in the units of the network, and these units."""
 
     features: Float[AnyArray, "l 9"]
     quantiles: Float[AnyArray, "l k"]
@@ -293,13 +300,13 @@ class _Rows(NamedTuple):
 
 @numpy_or_jit
 def _prepare(quantiles, std, y, weights, trained: int, order: Int[AnyArray, " l"] | None) -> _Rows:
-    """The rows in an order; the weights of those trained on, and of the others, have mean 1."""
+    """The rows in an order; the weights of the training rows, and of the validation rows, have mean 1."""
     xp, dtype = namespace(quantiles, y), np.result_type(quantiles.dtype, y.dtype)
     quantiles, std, y = (a.astype(dtype) for a in (quantiles, std, y))
     features = _features(quantiles[:, _DECILES])
     medians = features[:, _MEDIAN]
     spread = xp.mean(std)
-    # Not the standard deviations of the columns: these are rounding errors where all rows have one width, or one mean.
+    # The standard deviations of the columns would be rounding errors if all rows had the same width, or the same mean.
     scales = xp.where(_IS_MEDIAN, spread + Standardizer.of(medians).scale, spread)
     scaler = Standardizer(Standardizer.of(features).loc, scales)
     errors = y - medians
@@ -340,7 +347,7 @@ def _pretrain_and_train(
     learning_rate: ArrayLike,
     throw: bool,
 ) -> Optimum:
-    """Trained on the base's own quantiles, and then on the first rows, so many; the others are the validation set."""
+    """Pretrain on the base's own quantiles, then train on the first `size` rows; the rest is the validation set."""
     own, learned = (rows.features, rows.quantiles), (rows.features, rows.errors, rows.weights)
     few, _ = first_and_others(own, _FEW_ROWS)
     train, rest = first_and_others(learned, size)
@@ -367,7 +374,7 @@ def _train(
     learning_rate: ArrayLike,
     patience: int | None = None,
 ) -> Optimum:
-    """Train until the validation loss stops improving; or, without `patience`, for all epochs, to the last weights."""
+    """Train until the validation loss stops improving; without `patience` for all epochs, with the last weights."""
     if epochs == 0:
         infinity = jnp.full((), jnp.inf, data[0].dtype)
         return Optimum(network, infinity, jnp.zeros((), jnp.int32), jnp.asarray(Result.STEP_LIMIT))
@@ -388,7 +395,7 @@ def _train(
 
 
 def _check_loss(network: Recalibrator, rows: PyTree, key: PRNGKeyArray | None) -> Float[Array, " n"]:
-    """The weighted pinball loss at one random level a row; without a key its mean over fixed ones."""
+    """The weighted pinball loss at one random level for each row; without a key its mean over fixed levels."""
     features, errors, weights = rows
     counted = lambda losses: losses if weights is None else weights * losses
     if key is None:
@@ -401,7 +408,7 @@ def _check_loss(network: Recalibrator, rows: PyTree, key: PRNGKeyArray | None) -
 
 
 def _identity_loss(network: Recalibrator, rows: PyTree, key: PRNGKeyArray | None) -> Float[Array, " n"]:
-    """The squared distance from the base's quantile at one random level a row; without a key its mean over deciles."""
+    """The squared error of the base's quantile at a random level for each row; without a key its mean over deciles."""
     features, quantiles = rows
     z = ndtri(jnp.asarray(_LEVELS, quantiles.dtype))
     if key is None:

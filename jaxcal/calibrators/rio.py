@@ -1,9 +1,14 @@
 """RIO: a Gaussian process on a model's residuals, with a kernel on the model's input and its output.
 
 Qiu, Meyerson & Miikkulainen, "Quantifying Point-Prediction Uncertainty in Neural Networks via Residual Estimation
-with an I/O Kernel", ICLR 2020. Equation 3, the I/O kernel, is `IOKernel`; 4 is `functional.gp.log_likelihood`; 5 and 6
-are `functional.gp.predict`; section 3.3, the sparse form, is `functional.sparse_gp.collapsed_bound`; `gp.nearest`, for
-many rows, is not the paper's. The rows of the paper's Table 1, by the arguments of `fit`:
+with an I/O Kernel", ICLR 2020. The paper's equations are in:
+
+- `IOKernel`: equation 3, the I/O kernel.
+- `functional.gp.log_likelihood`: equation 4.
+- `functional.gp.predict`: equations 5 and 6.
+- `functional.sparse_gp.collapsed_bound`: section 3.3, the sparse form.
+
+`gp.nearest`, for many rows, is not in the paper. The arguments of `fit` give the rows of the paper's Table 1:
 
 | row | target | kernel |
 |---|---|---|
@@ -46,19 +51,19 @@ from jaxcal.gp.process import HoldsProcess, Process
 from jaxcal.gp.protocols import Inference, InitialOf, Noise
 from jaxcal.optimize import Result, as_constants
 
-# By `preset`: how it is fitted.
+# The inference for each `preset`.
 _PRESETS = {None: None, "paper": Sparse(num_inducing=50, points="trained", ard=False, tolerance=0.0)}
 
 
 class Points(eqx.Module):
-    """Where the kernel is evaluated: what goes into the model and what comes out, or None where it has no part."""
+    """The points of the kernel: inputs and outputs of the model, or None for a part that the kernel does not use."""
 
     inputs: Float[AnyArray, "n d"] | None
     output: Float[AnyArray, "n 1"] | None
 
 
 class IOKernel(eqx.Module):
-    """k_in(x, x') + k_out(m, m') of inputs x and outputs m, or one of the two alone; RIO, eq. 2."""
+    """k_in(x, x') + k_out(m, m') for inputs x and outputs m, or one of the two alone; RIO, eq. 2."""
 
     input: SquaredExponential | GPJaxKernel | None
     output: SquaredExponential | GPJaxKernel | None
@@ -74,7 +79,7 @@ class IOKernel(eqx.Module):
     def derivatives(
         self, a: Points, weights: Float[Array, " n"], cotangents: Float[Array, "n n"]
     ) -> tuple[Float[Array, " p"], Float[Array, "n p"]]:
-        """Those of both kernels, the input's first."""
+        """The derivatives of both kernels, of the input's kernel first."""
         sums, products = zip(*(part.derivatives(one, weights, cotangents) for part, one in self._parts(a)), strict=True)
         return jnp.concatenate(sums), jnp.concatenate(products, axis=1)
 
@@ -96,11 +101,11 @@ class IOKernel(eqx.Module):
         return IOKernel(self.input.by_column(a.inputs), self.output)
 
     def parts(self, a: Points) -> list[tuple[AnyArray, SquaredExponential | GPJaxKernel]]:
-        """The kernels that it is the sum of, each with its rows."""
+        """The kernels of the sum, each with its rows."""
         return [(rows, part) for part, rows in self._parts(a)]
 
     def _parts(self, *points: Points) -> Iterable[tuple]:
-        """The kernels that there are, each with its own part of the points."""
+        """The kernels that are not None, each with its own part of the points."""
         each = [(of.inputs, of.output) for of in points]
         return (parts for parts in zip((self.input, self.output), *each, strict=True) if parts[0] is not None)
 
@@ -110,7 +115,7 @@ def _sum(terms: Iterable[AnyArray]) -> AnyArray:
 
 
 class _Setting(NamedTuple):
-    """The options of `fit` by which rows are prepared."""
+    """The options of `fit` that decide how rows are prepared."""
 
     kernel: str
     target: str
@@ -120,7 +125,7 @@ class _Setting(NamedTuple):
 
 
 class _Rows(NamedTuple):
-    """What a fit is made of: inputs, if they matter, the base's means and, if it has them, stds, and targets."""
+    """The rows of a fit: inputs or None, the base's means, its stds or None, and targets."""
 
     x: Any
     mean: AnyArray
@@ -128,7 +133,7 @@ class _Rows(NamedTuple):
     y: AnyArray
 
     def explained(self, setting: _Setting) -> AnyArray:
-        """What the process explains."""
+        """The values that the process explains: residuals or outcomes."""
         return self.y - self.mean if setting.target == "residual" else self.y
 
 
@@ -149,63 +154,67 @@ def fit(
 ) -> "RIO":
     """Fit a Gaussian process to the residuals y - base.mean, over the inputs and the predictions.
 
-    Intervals cover what they say where the model behind `base` was not trained on these rows. On its training rows, as
-    in the paper, the error falls all the same, but residuals are smaller than new ones and intervals too narrow:
-    `jaxcal.pipeline` corrects this by out-of-fold errors.
+    Intervals cover what they claim if the model behind `base` was not trained on these rows. On training rows, as in
+    the paper, the process lowers the error all the same. But residuals of training rows are smaller than new residuals,
+    and intervals become too narrow: `jaxcal.pipeline` corrects this by out-of-fold errors.
 
-    The kernel's lengthscales and variances and the noise variance maximize the evidence by damped Newton steps from
-    several initial values, or its sparse lower bound by L-BFGS. Of a base with a std of its own, the noise learns how
-    far to follow it: the noise variance of a row is a mixture, with a learned fraction, of a constant and of the base's
-    variance. Several outputs are as many independent processes. Inputs, predictions and target are standardized inside:
-    y -> a y + b changes the prediction exactly so, up to rounding. A row far
-    from what the others say raises a warning.
+    The kernel's lengthscales and variances and the noise variance maximize the marginal likelihood. Damped Newton steps
+    from several initial values find the maximum. The sparse lower bound is maximized by L-BFGS. If the base has a std,
+    the noise variance of a row is a learned mixture of a constant and the base's variance. Several outputs are the same
+    number of independent processes. Inputs, predictions and target are standardized inside: y -> a y + b transforms the
+    prediction in the same way, up to rounding. A row far from the prediction of the other rows raises a warning.
 
     `preset="paper"` repeats the published setting: the sparse bound with 50 trained inducing points, initially the
-    first rows, unit initial hyperparameters, and predictions and target not scaled.
+    first rows. Initial hyperparameters are 1, and predictions and target are not scaled.
 
     Works under `jit` and, over runs of equal size, under `eqx.filter_vmap`: one run after another on a CPU, all at
-    once on an accelerator. Predictions are differentiable in x and base, with `differentiable=True` in the rows fitted
-    to, too.
+    once on an accelerator. Predictions are differentiable in x and base. With `differentiable=True` they are also
+    differentiable in the rows fitted to.
 
     Args:
-        x: inputs [n, d], or a data frame (`jaxcal.frames`); a vector [n] is one column; None where the kernel depends
+        x: inputs [n, d], or a data frame (`jaxcal.frames`); a vector [n] is one column. None if the kernel depends
             on the output alone.
         base: the model's predictions at x, [n] or of several outputs [n, t]; with a std (a Normal, say) or
             without one (a Point).
         y: targets, of the shape of base.mean.
         categorical: the columns of x whose values have no order, by position, or of a data frame by name.
         kernel: "io", "input" or "output" for squared-exponential kernels; or a pair of gpjax kernels (inputs,
-            output), one of which may be None, with their hyperparameters as initial values.
-        target: what the process explains: the "residual", or the "outcome" itself (then the prediction does not
-            build on the base's mean).
-        inference: how it is fitted: `gp.Exact`, `gp.Sparse`, `gp.Nearest` or `gp.Stochastic`, with the options of each.
-            None takes the exact process up to 2000 rows. Of more known rows two are fitted, and the one with the lower
-            leave-one-out CRPS is taken: up to 5000 rows the exact process or `gp.Nearest`, up to 250,000 `gp.Sparse` or
-            `gp.Nearest`. On an accelerator its memory is in place of the 5000. For kernels of gpjax on a CPU 2000 is.
-            `gp.Sparse` alone is taken where more than 2000 rows are traced or the noise is not Gaussian, and above
-            250,000 rows. `fitted.inference` says what was taken. Here an inference
-            has the number of lengthscales that the evidence prefers, `ard="auto"`, unless it says otherwise; with the
-            preset and kernels of gpjax `ard=False` (RIO, appendix D.4), also with fewer than 3 rows a column, or fewer
-            than 10 and over 100 columns.
-        noise: `gp.GaussianNoise`, the default, with `variance=` where that is known; `gp.StudentTNoise`, so that
-            outliers do not decide the fit; or `gp.InputNoise`, of a variance that depends on the inputs.
+            output). One of the pair may be None. Their hyperparameters are the initial values.
+        target: the values that the process explains: the "residual", or the "outcome" itself. The prediction of an
+            outcome does not build on the base's mean.
+        inference: how the process is fitted: `gp.Exact`, `gp.Sparse`, `gp.Nearest` or `gp.Stochastic`, with the options
+            of each. `fitted.inference` says which of them was used. For None the choice depends on the rows:
+
+            - Up to 2000 rows it is the exact process.
+            - Up to 5000 rows the exact process and `gp.Nearest` are fitted, and up to 250,000 rows `gp.Sparse` and
+              `gp.Nearest`. The fit with the lower leave-one-out CRPS is taken.
+            - On an accelerator its memory decides in place of the 5000 rows. For kernels of gpjax on a CPU the number
+              is 2000.
+            - If more than 2000 rows are traced, or the noise is not Gaussian, and above 250,000 rows, it is
+              `gp.Sparse`.
+
+            Unless the inference has another option, `ard="auto"` chooses the number of lengthscales by the marginal
+            likelihood. The default is `ard=False` for the preset and kernels of gpjax (RIO, appendix D.4). It is also
+            `ard=False` with fewer than 3 rows for each column, and with fewer than 10 if there are over 100 columns.
+        noise: `gp.GaussianNoise`, the default, with `variance=` if the variance is known; `gp.StudentTNoise`, so that
+            outliers do not decide the fit; or `gp.InputNoise`, whose variance depends on the inputs.
         preset: None, or "paper" as above.
-        differentiable: whether derivatives pass through the fit, by the implicit function theorem at the optimum, which
-            is then found to the last digits. They are NaN where it is none, and `result` is not CONVERGED; which rows
-            are inducing points, or nearest, stays. For Gaussian noise on one device, not for `gp.Stochastic`. A
-            fit takes up to twice as long.
+        differentiable: whether derivatives pass through the fit. They come from the implicit function theorem at the
+            optimum, which the fit then finds to the last digits. If there is no optimum, they are NaN and `result` is
+            not CONVERGED. The choice of inducing points and of nearest rows is held constant. Only for Gaussian noise
+            on one device, and not for `gp.Stochastic`. A fit takes up to twice as long.
         key: random key of the order of the rows of `gp.Stochastic`; nothing else is random.
-        throw: whether to raise if no jitter makes the covariance positive definite; the module's `result` says
+        throw: whether to raise an error if no jitter makes the covariance positive definite; the module's `result` says
             so in any case.
 
     Raises:
         TypeError: if base is not a Distribution; if key is no random key.
-        ValueError: if an argument is empty, not finite, of the wrong shape or length; if fewer than two rows are
-            given; if the target is constant, so that there is nothing to learn.
-        FloatingPointError: if a covariance cannot be factorized, and `throw`.
+        ValueError: if an argument is empty, not finite, of the wrong shape or length. If there are fewer than two rows.
+            If the target is constant, so that there is nothing to learn.
+        FloatingPointError: if a covariance cannot be factorized and `throw` is set.
 
     Warns:
-        UserWarning: if a row is an outlier; if the noise is so small that rounding decides.
+        UserWarning: if a row is an outlier. If the noise is so small that rounding decides the result.
 
     Example:
         >>> import numpy as np, jaxcal as jc
@@ -243,19 +252,21 @@ def fit(
     )
     if isinstance(noise, InputNoise) and _own_std(base) is not None:
         raise ValueError("base has a std of its own, which the noise follows as far as it helps: omit InputNoise().")
-    given = Given.of(None if isinstance(kernel, str) else _from_gpjax(kernel), noise)
+    kernel_and_noise = Given.of(None if isinstance(kernel, str) else _from_gpjax(kernel), noise)
     _check_spread(base.mean, y, target)
     rows = _Rows(x, base.mean, _own_std(base), y)
     if isinstance(way.inference, Stochastic):
-        rio = _fit_stochastic(columns, rows, given, setting, way.inference, key)
+        rio = _fit_stochastic(columns, rows, kernel_and_noise, setting, way.inference, key)
     else:
         x = None if columns is None else columns(x)
         if x is not None:
             _checks.check_length("x", x, y.shape[0])
         rows = rows._replace(x=x)
         if not differentiable:
-            rows, given = _checks.without_derivative((rows, given), "rio.fit", "give differentiable=True")
-        prepare = eqx.Partial(_prepared, columns, given, setting)
+            rows, kernel_and_noise = _checks.without_derivative(
+                (rows, kernel_and_noise), "rio.fit", "give differentiable=True"
+            )
+        prepare = eqx.Partial(_prepared, columns, kernel_and_noise, setting)
         scales, process = fit_rows(prepare, rows, way, in_numpy=in_numpy)
         rio = scales.rio(process, setting)
     check_fit(rio.process, y.shape[0], throw=throw)
@@ -265,15 +276,15 @@ def fit(
 class RIO(HoldsProcess):
     """A Gaussian process on the residuals of a model; made by `fit`.
 
-    With several outputs every array has a leading axis of them.
+    With several outputs every array has a leading axis of outputs.
 
     Attributes:
-        process: the Gaussian process after data, in scaled units.
-        columns: what the columns of the inputs were; None where they have no part.
-        x_scaler: standardization of the inputs; None where they have no part.
-        output_scaler: of the base's means.
-        target_scaler: of the residuals or outcomes.
-        base_std: the root mean square of the stds that the base gave the training rows; None for a base without one.
+        process: the posterior of the Gaussian process, in scaled units.
+        columns: the description of the columns of the inputs; None if the kernel does not use the inputs.
+        x_scaler: standardization of the inputs; None if the kernel does not use the inputs.
+        output_scaler: standardization of the base's means.
+        target_scaler: standardization of the residuals or outcomes.
+        base_std: the root mean square of the base's stds on the training rows; None for a base without a std.
         target: "residual" or "outcome".
     """
 
@@ -286,21 +297,21 @@ class RIO(HoldsProcess):
     target: str = eqx.field(static=True)
 
     def __call__(self, x: Table | None, base: Distribution, *, include_noise: bool = True) -> Normal | StudentT:
-        """The distribution of the targets at the rows of x; RIO, eq. 5 to 7. A StudentT where the noise is one.
+        """The distribution of the targets at the rows of x; RIO, eq. 5 to 7. A StudentT if the noise is Student t.
 
         Args:
-            x: inputs [n, d], or a data frame, as `Columns.table` takes them; a vector [n] is one column;
-                None where the kernel depends on the output alone.
-            base: the model's predictions at x; with a std of its own if the one of `fit` had one.
-            include_noise: whether the variance is that of a new observation, as in the paper's code, or that of
-                the latent function alone, as its eq. 6 and 7 print it.
+            x: inputs [n, d], or a data frame, as `Columns.table` takes them; a vector [n] is one column. None if the
+                kernel depends on the output alone.
+            base: the model's predictions at x, with a std if and only if the base of `fit` had a std.
+            include_noise: whether the variance is the variance of a new observation, as in the paper's code. Otherwise
+                it is the variance of the latent function alone, as in eq. 6 and 7 of the paper.
         """
         check_base(base, outputs=True)
         std = _own_std(base)
         if (std is None) != (self.base_std is None):
             raise ValueError(
                 f"base is {type(base).__name__}, {'without' if std is None else 'with'} a std of its own; "
-                f"RIO was fitted to one {'with' if std is None else 'without'} it."
+                f"RIO was fitted to a base {'with' if std is None else 'without'} a std."
             )
         x = None if self.columns is None else self.columns(x)
         if x is not None:
@@ -309,12 +320,12 @@ class RIO(HoldsProcess):
 
     @property
     def kernel(self) -> IOKernel:
-        """The kernel with the hyperparameters found, in scaled units and before `process.scale`."""
+        """The kernel with the fitted hyperparameters, in scaled units and before `process.scale`."""
         return cast(IOKernel, self.process.model.kernel)
 
     @property
     def noise_variance(self) -> Float[Array, "*runs"]:
-        """The (mean) variance of the noise, in squared units of y; warns where that leaves the range of the dtype."""
+        """The (mean) variance of the noise, in squared units of y; warns if it leaves the range of the dtype."""
         return _checks.squared("noise_variance", jnp.sqrt(self.scaled_noise) * self.target_scaler.scale)
 
     @property
@@ -330,14 +341,14 @@ def _own_std(base: Distribution) -> Array | None:
 def _setting(
     kernel: str | tuple, target: str, preset: str | None, noise: Noise, inference: Inference | None
 ) -> _Setting:
-    """The options by which rows are prepared, checked."""
+    """The checked options that decide how rows are prepared."""
     paper, by_name = preset == "paper", isinstance(kernel, str)
     depends_on = kernel if isinstance(kernel, str) else _depends_on(kernel)
     _checks.check_choice("kernel", depends_on, ("io", "input", "output"))
     _checks.check_choice("target", target, ("residual", "outcome"))
     _checks.check_choice("preset", preset, tuple(_PRESETS))
     if paper and not (noise.is_gaussian and noise.known_variance is None):
-        raise ValueError("preset='paper' has Gaussian noise of a variance that is learned: leave noise out.")
+        raise ValueError("preset='paper' has Gaussian noise of a variance that is learned: omit noise.")
     ard = inference is not None and inference.ard
     if ard and not by_name:
         raise ValueError("ard has no effect on kernels of gpjax: give them a lengthscale for every column.")
@@ -370,23 +381,23 @@ def _check_spread(mean: Array, y: Array, target: str) -> None:
 
 
 def _prepared(
-    columns: Columns | None, given: Given, setting: _Setting, *rows: AnyArray | None
+    columns: Columns | None, kernel_and_noise: Given, setting: _Setting, *rows: AnyArray | None
 ) -> tuple["_Scales", InitialOf, Data]:
-    """By what rows are scaled, the initial values, and the rows as the process takes them."""
+    """The scales of the rows, the function of the initial values, and the rows in the form that the process takes."""
     *arrays, included = rows
     dtype = np.result_type(*(a.dtype for a in jax.tree.leaves(arrays)))
     some = _Rows(*jax.tree.map(lambda a: a.astype(dtype), arrays))
     weights = None if included is None else included.astype(dtype)
     x_scaler = None if columns is None else Standardizer.of(some.x, weights).without(columns.indicators)
     scales = _Scales.of(columns, x_scaler, some, setting, weights)
-    initial_of = eqx.Partial(_initial_models, given, setting, scales.target)
+    initial_of = eqx.Partial(_initial_models, kernel_and_noise, setting, scales.target)
     return scales, initial_of, scales.data(some, setting, included)
 
 
 def _fit_stochastic(
-    columns: Columns | None, rows: _Rows, given: Given, setting: _Setting, inference: Stochastic, key
+    columns: Columns | None, rows: _Rows, kernel_and_noise: Given, setting: _Setting, inference: Stochastic, key
 ) -> "RIO":
-    """The fit by a bound that reads x part by part."""
+    """The fit by a bound that reads x in parts."""
     n, dtype = rows.y.shape[0], rows.y.dtype
     if rows.y.ndim > 1:
         raise ValueError(f"Stochastic fits one output; y has {rows.y.shape[1]}: fit them one by one.")
@@ -398,12 +409,12 @@ def _fit_stochastic(
         x_scaler = unread.standardizer(x, dtype).without(columns.indicators)
     scales = _Scales.of(columns, x_scaler, rows, setting)
     read = stochastic.reader(lambda *some: scales.data(_Rows(*some), setting), (x, *rows[1:]), dtype)
-    initial_of = eqx.Partial(_initial_models, given, setting, scales.target)
+    initial_of = eqx.Partial(_initial_models, kernel_and_noise, setting, scales.target)
     return scales.rio(stochastic.maximize_bound(inference, initial_of, read, n, key=key), setting)
 
 
 class _Scales(NamedTuple):
-    """What the rows are scaled by, and what the columns of their inputs were."""
+    """The scales of the rows, and the description of the columns of their inputs."""
 
     columns: Columns | None
     x: Standardizer | None
@@ -431,13 +442,14 @@ class _Scales(NamedTuple):
         )
 
     def data(self, rows: _Rows, setting: _Setting, included: Bool[AnyArray, " n"] | None = None) -> Data:
-        """Rows as the process takes them."""
+        """Rows in the form that the process takes."""
+        # The base's variance in units of its mean square on the training rows.
         variance = None if rows.std is None or self.base_std is None else (rows.std / self.base_std) ** 2
         points = _points(rows.x, rows.mean, self.x, self.output, setting.kernel)
         return Data.of(points, self.target(rows.explained(setting)), variance, included)
 
     def rio(self, process: Process, setting: _Setting) -> "RIO":
-        """The process with what it needs to predict in the units of y."""
+        """The module that predicts in the units of y with this process."""
         return RIO(
             process=process,
             columns=self.columns,
@@ -450,7 +462,7 @@ class _Scales(NamedTuple):
 
 
 def _unit(std: AnyArray) -> AnyArray:
-    """The size of the stds, by which they are divided: 1 where all are 0."""
+    """The divisor of the stds: their size, or 1 if all are 0."""
     return namespace(std).where(std > 0, std, 1)
 
 
@@ -471,13 +483,14 @@ def _predict(rio: "RIO", rows: tuple[AnyArray, ...], include_noise: bool) -> Nor
 
 
 def _predict_one(rio: "RIO", x, mean, std, include_noise: bool) -> tuple[AnyArray, AnyArray, AnyArray | None]:
-    """The mean and the std, and no degrees of freedom; or the location, the scale and the degrees of freedom."""
+    """The mean, the std and None; or the location, the scale and the degrees of freedom of a Student t distribution."""
     points = _points(x, mean, rio.x_scaler, rio.output_scaler, None)
     if include_noise:
         latent, scale, df = rio.process.observed(points, None if std is None else (std / rio.base_std) ** 2)
     else:
         (latent, scale), df = rio.process(points), None
     explained = rio.target_scaler.inverse(latent)
+    # RIO: y = m + r(x, m), with the residual r in the units of y. An outcome has no m.
     center = mean + explained if rio.target == "residual" else explained
     return center, rio.target_scaler.scale * linalg.sqrt(scale), df
 
@@ -487,9 +500,9 @@ def _points(x, mean, x_scaler, output_scaler, kernel: str | None) -> Points:
 
 
 def _initial_models(
-    given: Given, setting: _Setting, target_scaler: Standardizer, data: Data, noise: AnyArray | None = None
+    kernel_and_noise: Given, setting: _Setting, target_scaler: Standardizer, data: Data, noise: AnyArray | None = None
 ) -> Model:
-    """The initial values: a grid of lengthscales and noise; with the preset ones; a kernel that is given as it is."""
+    """The initial values: a grid of lengthscales and noise; all 1 with the preset; or the values of a gpjax kernel."""
 
     def combine(kernels: Iterable[SquaredExponential]) -> IOKernel:
         each = iter(kernels)
@@ -497,9 +510,9 @@ def _initial_models(
 
     if setting.paper:
         ones = combine([SquaredExponential(jnp.zeros(()), jnp.zeros(()))] * 2)
-        kernel = given.kernel or (ones.by_column(data.points) if setting.by_column else ones)
+        kernel = kernel_and_noise.kernel or (ones.by_column(data.points) if setting.by_column else ones)
         return initial.at(data, kernel, 1.0)
-    noise = given.scaled_noise(target_scaler.scale) if noise is None else noise
-    if given.kernel is not None:
-        return initial.at_given(data, given.kernel, noise=noise)
+    noise = kernel_and_noise.scaled_noise(target_scaler.scale) if noise is None else noise
+    if kernel_and_noise.kernel is not None:
+        return initial.at_given(data, kernel_and_noise.kernel, noise=noise)
     return initial.on_grid(data, jax.tree.leaves(data.points), combine, noise=noise)

@@ -167,7 +167,7 @@ def test_a_validation_set_is_used_and_errors_of_training_rows_give_a_warning():
     remembered = jc.Point(y + 0.2 * (mean - y))
     with pytest.warns(UserWarning, match="the model was trained on these"):
         jc.accrue.fit(x, remembered, y, key=KEY, validation=validation)
-    with pytest.warns(UserWarning, match="50 of 50 rows of validation are among those"):
+    with pytest.warns(UserWarning, match="50 of 50 rows of validation are among the rows"):
         jc.accrue.fit(x, jc.Point(mean), y, key=KEY, validation=(x[:50], jc.Point(mean[:50]), y[:50]))
 
 

@@ -296,7 +296,7 @@ def test_what_is_missing_or_wrong_is_quoted(fitted):
     by_array = fit(None, BASE, Y, features=X, confidence_levels=LEVELS)
     by_inputs = fit(X, BASE, Y, confidence_levels=LEVELS)  # the features are the columns of x
     np.testing.assert_array_equal(by_inputs(X_NEW, BASE_NEW).mean, by_array(None, BASE_NEW, features=X_NEW).mean)
-    with pytest.raises(ValueError, match="fitted with an array of features: give features=those of these rows"):
+    with pytest.raises(ValueError, match="fitted with an array of features: give features= for these rows"):
         by_array(X_NEW, BASE_NEW)
     with pytest.raises(ValueError, match="features has 1 columns; the calibrator was fitted with 2"):
         by_array(None, BASE_NEW, features=X_NEW[:, 0])

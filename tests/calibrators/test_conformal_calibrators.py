@@ -300,7 +300,7 @@ NORMAL = Normal(np.zeros(5), np.ones(5))
         ),
         (
             lambda: fit_on(StudentT(9.0, MEAN, STD), Y, rule="linear", score="cdf")(None, Point(0.0)),
-            "base is a Point: score='cdf' needs distributions that have a density. Give such, or use",
+            "base is a Point: score='cdf' needs distributions that have a density. Give a base with a density, or use",
         ),
         (
             lambda: fit_on(Empirical(np.zeros(5), 1.0, np.arange(-4.0, 5)), rule="linear", score="cdf"),

@@ -189,7 +189,7 @@ def test_groups_and_weights_may_be_functions_of_x():
     # Data frames hold strings as objects.
     named = gaussian_mle.fit(None, base, Y, by=LABELS.astype(object))
     np.testing.assert_array_equal(named(None, base, by=LABELS.astype(object)).loc, named(None, base, by=LABELS).loc)
-    with pytest.raises(ValueError, match="fitted with labels of groups: give those of these rows"):
+    with pytest.raises(ValueError, match="fitted with labels of groups: give the labels of these rows"):
         given(None, base)
 
 

@@ -231,7 +231,7 @@ def test_the_guarantee_of_weights_says_what_it_rests_on():
 def test_what_is_missing_or_unknown_is_quoted():
     x, base, y, labels = rows_of(100, 0)
     fitted = conformal.fit(x, base, y, by=labels)
-    with pytest.raises(ValueError, match="give those of these rows, by=labels"):
+    with pytest.raises(ValueError, match="give the labels of these rows, by=labels"):
         fitted(x, base)
     with pytest.raises(
         ValueError, match="by holds the label 'new', which no calibration row has; there are 'loud', 'quiet'"
@@ -254,7 +254,7 @@ def test_what_is_missing_or_unknown_is_quoted():
     with pytest.raises(ValueError, match="tables read by the rule 'linear' guarantee nothing"):
         conformal.fit(x, base, y, by=labels, rule="linear").guarantee(0.9, "loud")
     weighted = conformal.fit(x, base, y, weights=np.ones(100))
-    with pytest.raises(ValueError, match="fitted with weights: give those of these rows"):
+    with pytest.raises(ValueError, match="fitted with weights: give the weights of these rows"):
         weighted(x, base)
     small = conformal.fit(x[:12], Point(base.mean[:12]), y[:12], by=labels[:12])
     with pytest.warns(UserWarning, match="in 12 rows the quantile is infinite.*the smallest has [1-6]"):

@@ -112,9 +112,13 @@ def test_equivariance_with_a_std(data, fitted, factor, shift):
 @has_outliers
 def test_prediction_asks_for_the_kind_of_base_that_was_fitted(data, fitted):
     (x, base, y), _ = data
-    with pytest.raises(ValueError, match="base is Point, without a std of its own; RIO was fitted to one with it"):
+    with pytest.raises(
+        ValueError, match="base is Point, without a std of its own; RIO was fitted to a base with a std"
+    ):
         fitted(x, Point(base.mean))
-    with pytest.raises(ValueError, match="base is Normal, with a std of its own; RIO was fitted to one without it"):
+    with pytest.raises(
+        ValueError, match="base is Normal, with a std of its own; RIO was fitted to a base without a std"
+    ):
         fit_to_the_optimum(x, Point(base.mean), y)(x, base)
 
 

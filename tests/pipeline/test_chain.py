@@ -53,7 +53,7 @@ def test_groups_of_the_last_step_and_frames(rows):
     np.testing.assert_allclose(one.icdf(0.9), other.icdf(0.9), rtol=1e-6)
     with pytest.raises(ValueError, match="has no column 'b'"):
         fit(frame)(frame.select("a"), base, by=by)
-    with pytest.raises(ValueError, match="give those of these rows, by="):
+    with pytest.raises(ValueError, match="give the labels of these rows, by="):
         fit(None)(None, base)
 
 

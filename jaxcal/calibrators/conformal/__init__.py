@@ -1,8 +1,8 @@
 """Split conformal prediction: intervals that cover at least as often as they claim, and calibrated distributions.
 
 Every calibration row, on which the model was not trained, gets a score. The scores are sorted. The score of a new,
-exchangeable row exceeds the score of rank ceil((L + 1) c) with a probability of at most 1 - c, whatever the model and
-the data. The scores, by the argument `score` of `fit`:
+exchangeable row exceeds the score of rank `ceil((L + 1) c)` with probability at most `1 - c`, whatever the model and
+the data. The argument `score` of `fit` chooses the score:
 
 | score | formula | source |
 |---|---|---|
@@ -11,22 +11,24 @@ the data. The scores, by the argument `score` of `fit`:
 | "signed" | (y - mean) / std, or y - mean: two tails | Linusson, Johansson and Lofstrom 2014 |
 | "quantile" | max(lower - y, y - upper), for every level | Romano, Patterson and Candes 2019 |
 
-The first three make one table of errors, which gives intervals at any level: the distributions are `Empirical` with
-the rule "symmetric" or "conformal". The last makes intervals at levels that are chosen in the fit: the distributions
-are `Quantiles`.
+The first three scores make one table of errors, which gives intervals at any level. The distributions are `Empirical`
+with the rule "symmetric" or "conformal". The score "quantile" makes intervals at levels that are chosen in the fit. The
+distributions are `Quantiles`.
 
-A score that increases with y gives a whole predictive distribution. Such are "signed" and "cdf", which is base.cdf(y).
-A new row lies below the quantile at level p with probability p: neither less nor more. How a quantile is read from the
-sorted scores, by the argument `rule`:
+A score that increases with y gives a whole predictive distribution. Two scores do: "signed" and "cdf", which is
+base.cdf(y). A new row lies below the quantile at level p with probability p: neither less nor more. The argument `rule`
+chooses how a quantile is read from the sorted scores:
 
 | rule | quantile | source |
 |---|---|---|
 | "randomized" | rank floor(t) or floor(t) + 1, t = (L + 1) p, drawn so that it is t in the mean | Vovk et al. 2020 |
 | "linear" | the j-th score at level j / (L + 1), straight lines between | Marx et al. 2022 |
 
-Capone, Hirche and Pleiss (NeurIPS 2023, Table 1) compare with three recalibrators of a GP's predictions. "RV" is
-rule="randomized". "RM" is rule="linear" from `Point(base.mean)`, without the variance. "RK" (Kuleshov, Fenner and Ermon
-2018) is `isotonic.fit`.
+Capone, Hirche and Pleiss (NeurIPS 2023, Table 1) compare with three recalibrators of a GP's predictions:
+
+- "RV" is rule="randomized".
+- "RM" is rule="linear" from `Point(base.mean)`, without the variance.
+- "RK" (Kuleshov, Fenner and Ermon 2018) is `isotonic.fit`.
 """
 
 import dataclasses
@@ -91,72 +93,74 @@ def fit(
 ) -> "ConformalCalibrator":
     """Sort the scores of calibration rows, which must not be rows that the model was trained on.
 
-    The model that predicts the calibration rows must be the one that will predict new rows: predictions out of fold
+    The model that predicts the calibration rows must also be the model that predicts new rows: out-of-fold predictions
     have no guarantee. `jaxcal.pipeline.fit(method="split")` sets calibration rows aside.
 
-    Without a rule, central intervals with a coverage guarantee:
+    Without a rule the fit gives central intervals with a coverage guarantee:
 
-    - score="absolute", "scaled": the interval at level c is mean -+ s, or mean -+ s std, with the score s of rank
-      ceil((L + 1) c).
-    - score="signed": its ends are mean + z std, or mean + z, with the signed errors z of the ranks
-      floor((L + 1) (1 - c) / 2) and ceil((L + 1) (1 + c) / 2). Each tail has a guarantee of its own.
-    - score="quantile": its ends are the base's quantiles at (1 -+ c) / 2, moved outwards by the score of rank
-      ceil((L + 1) c) of that level; a negative score moves them inwards, but not past the median. The intervals are
-      nested: one that does not contain the intervals of all lower levels is widened until it does. That can only
-      increase its coverage.
+    - score="absolute", "scaled": the interval at level c is mean -+ s, or mean -+ s std. Here s is the score of rank
+      `ceil((L + 1) c)`.
+    - score="signed": the ends of the interval are mean + z std, or mean + z. Here z are the signed errors of the ranks
+      `floor((L + 1) (1 - c) / 2)` and `ceil((L + 1) (1 + c) / 2)`. Each tail has a guarantee of its own.
+    - score="quantile": the ends of the interval are the base's quantiles at `(1 -+ c) / 2`. They are moved outwards by
+      the score of rank `ceil((L + 1) c)` at that level. A negative score moves them inwards, but not past the median.
+      The intervals are nested: an interval that does not contain the intervals of all lower levels is widened until it
+      does. Widening can only increase its coverage.
 
-    With a rule, a whole distribution from a score that increases with y:
+    With a rule the fit gives a whole distribution from a score that increases with y:
 
-    - rule="randomized": the quantile at level p is the score of a rank that is drawn for the row, put back on the scale
-      of y: mean + z std for "signed". It covers with probability exactly p, at every level, on average over draws and
-      calibration sets. At the ranks 0 and L + 1 it is infinite.
-    - rule="linear": no random draws. The quantile at level p = j / (L + 1) covers with probability p on average over
-      calibration sets; from one calibration set to another its coverage follows Beta(j, L + 1 - j). Between two such
-      levels the coverage lies between theirs. Beyond the outermost levels the quantile is constant, with "cdf" in the
-      base's tails: it may cover less than its level, and a warning names the rows needed. The density is that of a
-      smoothed version.
+    - rule="randomized": the quantile at level p is the score of a rank that is drawn for the row. It is put back on the
+      scale of y: mean + z std for "signed". It covers with probability exactly p, at every level, on average over draws
+      and calibration sets. At the ranks 0 and L + 1 it is infinite.
+    - rule="linear": nothing is random. The quantile at level `p = j / (L + 1)` covers with probability p on average
+      over calibration sets. Its coverage for one calibration set follows Beta(j, L + 1 - j). Between two such levels
+      the coverage lies between their coverages. Beyond the outermost levels the quantile is constant, or with "cdf"
+      lies in the base's tails. It may cover less than its level there, and a warning names the rows needed. The density
+      is the density of a smoothed version.
     - score="cdf": base.cdf(y), for bases whose distributions differ in shape from row to row. Rows of a normal base
-      differ in mean and std only: "cdf" then means "signed", which gives the same ranks and does not saturate. With
-      any other base rule="randomized" takes L quantiles of the base for each predicted row; rule="linear" maps its
-      probabilities, on straight lines between the sorted ones, and keeps the shape of every row.
+      differ only in mean and std: "cdf" then means "signed", which gives the same ranks and does not saturate. With
+      any other base rule="randomized" takes L quantiles of the base for each predicted row. With rule="linear" the map
+      of the base's probabilities is linear between the sorted probabilities. It keeps the shape of every row.
 
     These coverages are exact if no two scores are equal; equal scores can only increase them.
 
     Works under `jit` and, over runs of equal size, under `eqx.filter_vmap`. Fit and predictions are differentiable in
     base, y and weights; the derivative of a rank is 0.
 
-    A std of base may be 0 where the score does not divide by it. Else an error of 0 has score 0 there, and any other
-    one an infinite score. So may intervals be, if such scores are many: score="absolute" has none.
+    A std of base may be 0 if the score does not divide by it. If the score divides by it, an error of 0 has score 0 in
+    such a row, and any other error has an infinite score. Intervals may be infinite if there are many such scores;
+    score="absolute" has none.
 
-    With `by` every group of rows has a table and a guarantee of its own, with `weights` the guarantee is for new rows
-    whose inputs are distributed otherwise than those of the calibration rows.
+    With `by` every group of rows has a table and a guarantee of its own. With `weights` the guarantee is for new rows
+    whose inputs have another distribution than the inputs of the calibration rows.
 
     Args:
         x: inputs [L, d], for functions of x; else it is not used and may be None.
         base: the model's predictions at x, [L].
         y: targets [L].
-        score: without a rule "absolute", "scaled", "signed" or "quantile"; None for "scaled" where the base has a std,
-            else "absolute". With a rule "signed", which None stands for, or "cdf".
+        score: without a rule "absolute", "scaled", "signed" or "quantile"; None for "scaled" if the base has a std,
+            else "absolute". A rule takes "signed", also as None, or "cdf".
         rule: None for intervals with a guarantee; "randomized" or "linear" for a calibrated distribution.
         confidence_levels: the levels c of the intervals of score="quantile" (default 0.5, 0.8, 0.9, 0.95).
         key: random key of the ranks that rule="randomized" draws. `ConformalCalibrator` says which draws are the same
             in all calls.
-        by: labels of groups [L], numbers or strings, or a function of x that gives them, such as those of
-            `jc.labels` and `usnrt.USNRT.apply`; not with rule="randomized" or score="cdf". Labels that are an array
-            here are given again at the call, `module(x, base, by=labels)`.
-        weights: of the rows [L], not negative, or a function of x that gives them; likewise. For a shift of the inputs
-            they are proportional to the density of the new inputs over that of the calibration inputs.
-        smoothing: None, or the half width in (0, 1/2] of a window of ranks: each of the sorted scores becomes the mean
-            of those within floor(smoothing L) ranks, `functional.quantiles.smoothed_table`. The derivative of a
-            quantile then depends on many rows, as training through the calibration wants. It guarantees no coverage.
+        by: labels of groups [L], numbers or strings, or a function of x that gives them. Such functions are
+            `usnrt.USNRT.apply` and the objects of `jc.labels`. Not with rule="randomized" or score="cdf". If the
+            labels are an array here, the call needs labels, too: `module(x, base, by=labels)`.
+        weights: the weights of the rows [L], not negative, or a function of x that gives them; otherwise as `by`. For a
+            shift of the inputs they are proportional to the density of the new inputs divided by the density of the
+            calibration inputs.
+        smoothing: None, or the half width in (0, 1/2] of a window of ranks. Each of the sorted scores becomes the mean
+            of the scores within `floor(smoothing L)` ranks, `functional.quantiles.smoothed_table`. The derivative of a
+            quantile then depends on many rows, as training through the calibration needs. It guarantees no coverage.
 
     Raises:
         TypeError: if base is not a Distribution; if key is no random key.
-        ValueError: if an argument is empty, not finite, of the wrong shape or length; if the score needs a std, or a
-            distribution, and base is a `Point`; if there are too few rows for a confidence level; if with score="cdf"
-            in some row base.cdf(y) is 0 or 1, or base has no density at y; if rule="randomized" comes without a key;
-            if smoothing is not in (0, 1/2], or comes with `by` or weights; if with rule="linear" or smoothing a score
-            is infinite.
+        ValueError: if an argument is empty, not finite, of the wrong shape or length. If the score needs a std, or a
+            distribution, and base is a `Point`. If there are too few rows for a confidence level. If with score="cdf"
+            a base.cdf(y) is 0 or 1, or base has no density at a y. If rule="randomized" comes without a key. If
+            smoothing is not in (0, 1/2], or comes with `by` or weights. If with rule="linear" or smoothing a score is
+            infinite.
 
     Warns:
         UserWarning: if scores are infinite, since a std is 0 and the error is not.
@@ -164,8 +168,8 @@ def fit(
     Source: Papadopoulos, Proedrou, Vovk and Gammerman, ECML 2002; Lei, G'Sell, Rinaldo, Tibshirani and Wasserman,
     JASA 113 (2018); Linusson, Johansson and Lofstrom, PAKDD 2014; Romano, Patterson and Candes, NeurIPS 2019; Vovk,
     Petej, Toccaceli, Gammerman, Ahlberg and Carlsson, Conformal calibrators, COPA 2020; Marx, Zhao, Neiswanger and
-    Ermon, Modular conformal calibration, ICML 2022. For smoothing Stutz, Dvijotham, Cemgil and Doucet, Learning
-    Optimal Conformal Classifiers, ICLR 2022.
+    Ermon, Modular conformal calibration, ICML 2022. Smoothing: Stutz, Dvijotham, Cemgil and Doucet, Learning Optimal
+    Conformal Classifiers, ICLR 2022.
 
     Example:
         >>> import jax.numpy as jnp
@@ -188,12 +192,12 @@ def fit(
     _checks.check_choice(f"with rule={rule!r} score", score, _SCORES[rule])
     check_smoothing(smoothing, by=by, weights=weights)
     y = _checks.as_vector("y", y)
-    given = Given(x, base, by, weights)
-    if given.is_counted and (rule == "randomized" or score == "cdf"):
+    arguments = Given(x, base, by, weights)
+    if arguments.is_counted and (rule == "randomized" or score == "cdf"):
         refused = f"rule={rule!r}" if rule == "randomized" else f"score={score!r}"
         raise ValueError(f"by and weights go with all but rule='randomized' and score='cdf'; got {refused}.")
     if score == "quantile":
-        return _fit_quantiles(given, y, as_confidence_levels(confidence_levels), smoothing)
+        return _fit_quantiles(arguments, y, as_confidence_levels(confidence_levels), smoothing)
     if confidence_levels is not None:
         raise ValueError(
             f"confidence_levels go with score='quantile'; score={score!r} answers at any level: drop them."
@@ -210,8 +214,8 @@ def fit(
     else:
         finite, instead = rule == "linear" or smoothing is not None, AS_POINT if rule else ABSOLUTE
         errors = standardized_errors(base, y, scale == "std", finite=finite, instead=instead)
-        if given.is_counted:
-            scores, rows = tables_of_groups(given, errors, rule=reading)
+        if arguments.is_counted:
+            scores, rows = tables_of_groups(arguments, errors, rule=reading)
         elif reading == "symmetric":
             scores = _symmetric(errors, smoothing)
         else:
@@ -221,7 +225,7 @@ def fit(
 
 
 def _scale(score: str, base: Distribution) -> str:
-    """What the scores are measured in: predicted stds, "std", the unit of y, "y", or as probabilities, "cdf"."""
+    """The scale of the scores: "std" for predicted stds, "y" for the unit of y, "cdf" for probabilities."""
     if score == "cdf" and not base.is_location_scale:
         return "cdf"
     return "std" if score == "scaled" or (score != "absolute" and base.has_std) else "y"
@@ -229,49 +233,50 @@ def _scale(score: str, base: Distribution) -> str:
 
 @numpy_or_jit(when=lambda _, smoothing: smoothing is None)
 def _symmetric(errors: Float[AnyArray, " l"], smoothing: Real[ArrayLike, ""] | None) -> Float[AnyArray, " m"]:
-    """The sorted absolute errors, smoothed if that is asked for, after their negatives."""
+    """The negatives of the sorted absolute errors, followed by these errors; smoothed unless `smoothing` is None."""
     xp = namespace(errors)
     sizes = smoothed(xp.sort(xp.abs(errors)), smoothing)
     return xp.concatenate([-sizes[::-1], sizes])
 
 
 def _fit_quantiles(
-    given: Given, y: Float[Array, " l"], levels: tuple[float, ...], smoothing: float | None
+    arguments: Given, y: Float[Array, " l"], levels: tuple[float, ...], smoothing: float | None
 ) -> "ConformalCalibrator":
-    """`fit` with score="quantile", of checked targets and confidence levels."""
+    """`fit` with score="quantile", for checked targets and confidence levels."""
     rows, num_covered = None, None
-    if given.is_counted:
-        scores, rows = quantiles.tables_of_groups(given, y, levels)
+    if arguments.is_counted:
+        scores, rows = quantiles.tables_of_groups(arguments, y, levels)
     else:
         check_rows_reach(y.shape[0], levels[-1])
-        of_base = quantiles.of_base(given.base, levels, y.shape[0])
+        of_base = quantiles.of_base(arguments.base, levels, y.shape[0])
         scores, num_covered = quantiles.margins(of_base, y, np.array(levels, y.dtype), smoothing)
-    found = {"scores": scores, "rows": rows, "num_covered": num_covered, **facts_of(given.base, y, smoothing)}
-    return ConformalCalibrator(rule="symmetric", scale="y", confidence_levels=levels, **found)
+    fields = {"scores": scores, "rows": rows, "num_covered": num_covered, **facts_of(arguments.base, y, smoothing)}
+    return ConformalCalibrator(rule="symmetric", scale="y", confidence_levels=levels, **fields)
 
 
 class ConformalCalibrator(eqx.Module):
-    """The scores of calibration rows, and how predictions are made of them; made by `fit`.
+    """The scores of calibration rows, and how predictions are made from them; made by `fit`.
 
-    The ranks of rule="randomized" are drawn from a seed that the fit has fixed: a call gives the same distributions
-    each time, under `jit` and after loading as well. The draw belongs to the position of a row: row i has the same tau
-    in every call, and in every calibrator that was fitted with the same key. The coverage of each row is exact on
-    average over keys and calibration sets. For independent draws fit again with another key.
+    The ranks of rule="randomized" are drawn from a seed that the fit has fixed. So a call gives the same distributions
+    each time, also under `jit` and after loading. The draw tau belongs to the position of a row. Row i has the same tau
+    in every call, and in every calibrator fitted with the same key. The coverage of each row is exact on average over
+    keys and calibration sets. For independent draws fit again with another key.
 
     Attributes:
-        scores: of the calibration rows, in increasing order [L]; with the rule "symmetric" the absolute errors and
-            their negatives, [2 L]; with groups or weights a table of them for every group. With score="quantile" by how
-            much the interval of each level grows at either end, [k], on the scale of y and negative where it shrinks;
-            with groups or weights the tables of every level, [k] leading.
-        rows: the groups and weights of the calibration rows; None where there are none.
-        num_covered: with score="quantile" and without groups how many calibration rows lie in the interval of each
-            level, [k], after it is widened to contain those of lower levels; else None.
-        seed: of the ranks of rule="randomized", else None. Unlike a key it can be saved.
+        scores: the scores of the calibration rows, in increasing order [L]. With the rule "symmetric" they are the
+            absolute errors and their negatives, [2 L]. With groups or weights they are a table for every group. With
+            score="quantile" they are the growth of the interval of each level at either end, [k], on the scale of y.
+            It is negative if the interval shrinks. With groups or weights they are then tables with a leading axis of
+            levels, [k].
+        rows: the groups and weights of the calibration rows; None without groups and weights.
+        num_covered: with score="quantile" and without groups and weights the number of calibration rows in the interval
+            of each level, [k]. The interval is first widened to contain the intervals of lower levels. Else None.
+        seed: the seed of the ranks of rule="randomized", else None. Unlike a key it can be saved.
         rule: how a quantile is read from the scores: "symmetric" from absolute errors, "conformal" from signed errors,
             "randomized" or "linear".
-        scale: what the scores are measured in: predicted stds, "std", or the unit of y, "y"; or "cdf", probabilities.
+        scale: the scale of the scores: "std" for predicted stds, "y" for the unit of y, or "cdf" for probabilities.
         num_calibration: the number of calibration rows.
-        out_of_fold: whether the scores are those of predictions by `jaxcal.out_of_fold`.
+        out_of_fold: whether the scores come from predictions by `jaxcal.out_of_fold`.
         smoothed: whether the scores are means over neighboring ranks.
         confidence_levels: the levels of score="quantile", in increasing order; else None.
     """
@@ -292,37 +297,38 @@ class ConformalCalibrator(eqx.Module):
     ) -> Empirical | ScaledQuantiles | Recalibrated | Quantiles:
         """The calibrated distributions.
 
-        - Without a rule they are `Empirical`, with the intervals of `guarantee`. An interval at a level for which there
-          are too few calibration rows is infinite; a warning says how many rows are needed.
+        - Without a rule they are `Empirical`, with the intervals of `guarantee`. An interval is infinite if there are
+          too few calibration rows for its level; a warning says how many rows are needed.
         - With score="quantile" they are `Quantiles`, with the intervals at the levels of the fit, the base's median,
-          and lines in between. The guarantee is that of the intervals at these levels alone. The distribution ends at
-          the widest of them. With weights an interval is infinite, with a warning, where the weight of a row is too
-          large beside those of the calibration rows.
-        - With rule="randomized" they are `Empirical`, with mass at -inf and +inf: their mean, std and score are those
-          of the finite values.
-        - With rule="linear" they are `ScaledQuantiles`, with atoms of mass 1 / (L + 1) at both ends, and all methods
-          but the density, that of a smoothed version, are exact.
-        - Scores that are probabilities, scale "cdf", make `Recalibrated`. With rule="linear" its probabilities are
-          linear in those of the base, with the base's own tails. With rule="randomized" its quantiles are those of the
-          base at these probabilities, and its mean, std and score those of a table for each row, [n, L].
+          and linear interpolation in between. The guarantee holds for the intervals at these levels alone. The
+          distribution ends at the widest interval. With weights an interval is infinite, with a warning, if the
+          row's weight is too large compared to the weights of the calibration rows.
+        - With rule="randomized" they are `Empirical`, with mass at -inf and +inf. Their mean, std and score use only
+          the finite values.
+        - With rule="linear" they are `ScaledQuantiles`, with atoms of mass `1 / (L + 1)` at both ends. All methods are
+          exact but the density, which is the density of a smoothed version.
+        - If the scores are probabilities, scale "cdf", they are `Recalibrated`. With rule="linear" the probabilities
+          are piecewise linear in the probabilities of the base, with the base's own tails. With rule="randomized" the
+          quantiles are the base's quantiles at the sorted probabilities. Mean, std and score are then computed from a
+          table of them for each row, [n, L].
 
         Args:
-            x: inputs [n, d]; used by functions of x alone, else it may be None.
+            x: inputs [n, d]. Only functions of x use them; else x may be None.
             base: the model's predictions, [n].
             by: labels of the rows [n], if they were an array in the fit.
-            weights: of the rows [n], if they were an array in the fit.
+            weights: the weights of the rows [n], if they were an array in the fit.
 
         Raises:
             TypeError: if base is not a Distribution.
-            ValueError: if its mean or std, or with score="quantile" a quantile that is needed, is not finite; if it is
-                a `Point` where the scores need more; if labels or weights are missing or have no effect, are of the
-                wrong length or out of range; if no calibration row has the label of a row.
+            ValueError: if the mean or std of base, or with score="quantile" a quantile that is needed, is not finite.
+                If base is a `Point` but the scores need a std or a distribution. If labels or weights are missing, have
+                no effect, are of the wrong length or out of range. If no calibration row has the label of a row.
         """
-        given = Given(x, base, by, weights)
+        arguments = Given(x, base, by, weights)
         if self.confidence_levels is not None:
-            return self._move(given, self.confidence_levels)
+            return self._move(arguments, self.confidence_levels)
         check_base(base)
-        group, new_weight = of_new_rows(self.rows, given)
+        group, new_weight = of_new_rows(self.rows, arguments)
         if self.scale == "cdf":
             check_density(base)
             return Recalibrated(base, self.scores, self.rule, self._tau(base.mean))
@@ -336,17 +342,18 @@ class ConformalCalibrator(eqx.Module):
     def guarantee(self, confidence_level: float, group: Any = None) -> Guarantee | WeightedGuarantee:
         """The coverage guarantee of the central interval at this level, in the group with a label.
 
-        With score="quantile" it is that of the interval at one of the levels of the fit. One that is widened to contain
-        those of lower levels covers more: without groups the guarantee tells how many calibration rows it covers.
+        With score="quantile" it holds for the interval at one of the levels of the fit. An interval that is widened to
+        contain the intervals of lower levels covers more. Without groups and weights the guarantee then says how many
+        calibration rows the interval covers.
 
         Args:
             confidence_level: in (0, 1).
             group: the label of a group, if the fit had groups.
 
         Raises:
-            ValueError: if the confidence level lies outside (0, 1), or with score="quantile" is none of those of the
-                fit; if the scores are out of fold or smoothed, or rule="randomized" was given, or rule="linear" with
-                groups; if there is no group with the label, or it has too few rows for the level.
+            ValueError: if the confidence level lies outside (0, 1), or with score="quantile" is no level of the fit. If
+                the scores are out of fold or smoothed. If the fit had rule="randomized", or rule="linear" with groups
+                or weights. If no group has the label, or the group has too few rows for the level.
         """
         if self.confidence_levels is not None:
             _checks.check_choice("confidence_level", confidence_level, self.confidence_levels)
@@ -361,10 +368,10 @@ class ConformalCalibrator(eqx.Module):
         number = int(self.num_covered[self.confidence_levels.index(confidence_level)])
         return dataclasses.replace(guarantee, widened_to=number) if number > guarantee.places else guarantee
 
-    def _move(self, given: Given, confidence_levels: tuple[float, ...]) -> Quantiles:
+    def _move(self, arguments: Given, confidence_levels: tuple[float, ...]) -> Quantiles:
         """The base's quantiles at the levels of the fit, moved outwards."""
-        values, levels = quantiles.of_base(given.base, confidence_levels), quantiles.levels_of(confidence_levels)
-        group, new_weight = of_new_rows(self.rows, given)
+        values, levels = quantiles.of_base(arguments.base, confidence_levels), quantiles.levels_of(confidence_levels)
+        group, new_weight = of_new_rows(self.rows, arguments)
         if not isinstance(self.scores, Tables):
             return Quantiles(levels, quantiles.moved_outwards(values, self.scores))
         central = np.array(confidence_levels)

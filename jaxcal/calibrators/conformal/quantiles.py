@@ -1,4 +1,4 @@
-"""Conformalized quantile regression: a base's own intervals at given levels, moved until they cover."""
+"""Conformalized quantile regression: the base's own intervals at chosen levels are moved until they cover."""
 
 from functools import partial
 
@@ -18,14 +18,14 @@ from jaxcal.functional.tables import Tables
 
 
 def levels_of(confidence_levels: tuple[float, ...]) -> np.ndarray:
-    """The levels of the quantiles, in increasing order: those of the lower ends, the median, those of the upper."""
+    """The levels of the lower ends, the median and the upper ends, in increasing order."""
     central = np.array(confidence_levels)
     return np.concatenate([(1 - central[::-1]) / 2, [0.5], (1 + central) / 2])
 
 
 def of_base(base: Distribution, confidence_levels: tuple[float, ...], length: int | None = None) -> Float[Array, "n q"]:
-    """The base's quantiles at these levels, finite, [n, 2 k + 1]."""
-    # Only the mean is checked: the quantiles of a row may all be equal, and its std 0.
+    """The base's quantiles at these levels, checked to be finite, [n, 2 k + 1]."""
+    # Only the mean is checked: the quantiles of a row may all be equal, so that its std is 0.
     check_base(Point(base.mean) if isinstance(base, Distribution) else base, length)
     quantiles = base.icdf(levels_of(confidence_levels))
     _checks.check_finite("base.icdf(levels)", quantiles)
@@ -39,7 +39,7 @@ def margins(
     confidence_levels: Float[ArrayLike, " k"],
     smoothing: Real[ArrayLike, ""] | None,
 ) -> tuple[Float[Array, " k"], Int[Array, " k"]]:
-    """The score of rank ceil((L + 1) c) of every level, and how many rows the intervals then cover."""
+    """The score of rank `ceil((L + 1) c)` for every level c, and how many rows the moved intervals cover."""
     errors, middle = _errors(quantiles, y), quantiles.shape[1] // 2
     margin = lambda table, level: empirical_quantile(smoothed(table, smoothing), level, "conformal")
     margins = jax.vmap(margin, (1, 0))(jnp.sort(errors, axis=0), confidence_levels)
@@ -50,22 +50,24 @@ def margins(
 
 @jax.jit
 def _errors(quantiles: Float[Array, "l q"], y: Float[Array, " l"]) -> Float[Array, "l k"]:
-    """How far each y lies outside the interval of every level; negative inside."""
+    """The distance of each y from the interval of every level; negative inside."""
     middle = quantiles.shape[1] // 2
     lower, upper = quantiles[:, :middle][:, ::-1], quantiles[:, middle + 1 :]
+    # max(lower - y, y - upper)
     return jnp.maximum(lower - y[:, None], y[:, None] - upper)
 
 
 def tables_of_groups(
-    given: Given, y: Float[Array, " l"], confidence_levels: tuple[float, ...]
+    arguments: Given, y: Float[Array, " l"], confidence_levels: tuple[float, ...]
 ) -> tuple[Tables, CalibrationGroups]:
-    """The tables of the scores of every level, [k] leading, for every group, with weights; and the groups.
+    """Weighted tables of the scores for every level and every group, with a leading axis [k]; and the groups.
 
     Raises:
-        ValueError: as `CalibrationGroups.of` does; if a group without weights has too few rows for the highest level.
+        ValueError: as `CalibrationGroups.of` does. If there are no weights and a group has too few rows for the highest
+            level.
     """
-    errors = _errors(of_base(given.base, confidence_levels, y.shape[0]), y)
-    rows, (number, known, kept) = CalibrationGroups.of(given, y.dtype)
+    errors = _errors(of_base(arguments.base, confidence_levels, y.shape[0]), y)
+    rows, (number, known, kept) = CalibrationGroups.of(arguments, y.dtype)
     sizes, highest = np.bincount(number, minlength=rows.groups.count), confidence_levels[-1]
     if known is None and sizes.min() < (needed := smallest_table(highest)):
         raise ValueError(
@@ -93,13 +95,13 @@ def moved_by_tables(
 ) -> tuple[Float[Array, "n q"], Float[Array, " n"]]:
     """The quantiles moved by the margins of each row's group, and the highest level whose margin is finite, or 0.
 
-    Beyond it the margin of that level stands for the infinite ones.
+    The margin of this level replaces the infinite margins of higher levels.
     """
     new = jnp.ones(number.shape, quantiles.dtype) if new_weight is None else new_weight.astype(quantiles.dtype)
     levels = jnp.asarray(confidence_levels, quantiles.dtype)
     of_level = lambda table, c: tables.reaching(table, number, jnp.full_like(new, c), new, jnp.zeros_like(new))
     margins = jax.vmap(of_level, out_axes=1)(of_levels, levels)
-    count = jnp.isfinite(margins).sum(1)  # the margins of lower levels are finite where that of a higher one is
+    count = jnp.isfinite(margins).sum(1)  # if the margin of a level is finite, the margins of lower levels are
     last = jnp.take_along_axis(margins, jnp.maximum(count - 1, 0)[:, None], axis=1)
     margins = jnp.where(jnp.isfinite(margins), margins, jnp.where(count[:, None] > 0, last, 0))
     reach = jnp.where(count > 0, levels[jnp.maximum(count - 1, 0)], 0)
@@ -114,6 +116,7 @@ def moved_outwards(quantiles: Float[Array, "n q"], margins: Float[Array, "... k"
     """
     middle = margins.shape[-1]
     margins = jnp.atleast_2d(margins).astype(quantiles.dtype)
+    # Lower ends move by -margin, the median by 0, upper ends by +margin.
     moves = jnp.concatenate([-margins[:, ::-1], jnp.zeros_like(margins[:, :1]), margins], axis=1)
     moves, side = jnp.broadcast_to(moves, quantiles.shape), jnp.sign(jnp.arange(2 * middle + 1) - middle)
     moved = rounding.outward(quantiles + moves, jnp.broadcast_to(side, quantiles.shape), quantiles, moves)

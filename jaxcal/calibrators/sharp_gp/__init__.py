@@ -1,23 +1,23 @@
 """Sharp calibrated Gaussian processes: quantiles around any model's mean, wide where a second process is unsure.
 
 Capone, Hirche & Pleiss, "Sharp Calibrated Gaussian Processes", NeurIPS 2023. The delta-quantile of a row is
-mean + beta sigma(theta, x). The mean is the model's, and sigma^2 the variance (eq. 3b) of a Gaussian process given the
-training inputs, whose lengthscales theta are not those of the regression: they are chosen for every level so that the
-quantiles lie close to the mean (eq. 7, `widths.log_width`), with beta the quantile of the errors over sigma
-(eq. 6, `functional.quantiles.linear_quantile`).
+mean + beta sigma(theta, x). The mean is the model's, and sigma^2 is the variance (eq. 3b) of a Gaussian process given
+the training inputs. Its lengthscales theta differ from the lengthscales of the regression. They are chosen for every
+level so that the quantiles lie close to the mean (eq. 7, `widths.log_width`). The factor beta is the quantile of
+the errors divided by sigma (eq. 6, `functional.quantiles.linear_quantile`).
 
-The paper's Theorem 5.4 needs the errors that set beta not to have chosen theta. So theta and beta are chosen by the
-errors of the training rows, each by leave-one-out, and the calibration rows do the rest; `preset="paper"` chooses them
-by the calibration rows too, as Algorithm 1 does.
+The paper's Theorem 5.4 holds only if the errors that set beta did not choose theta. So the errors of the training rows
+choose theta and beta, each by leave-one-out, and the calibration rows then calibrate the curve. With `preset="paper"`
+the calibration rows choose theta and beta, too, as in Algorithm 1.
 
-Quantiles of several levels must not cross. From the middle outwards they are nested: no level's quantile is nearer to
-the mean than that of the level before it. On the curve through a row's quantiles every error has a place, its score,
-and the delta-quantile is the curve at the delta-quantile of the calibration rows' scores (eq. 6 again): exactly j of N
-calibration rows lie at or below the quantile at level j / (N + 1). Below level 1 / (N + 1) and above N / (N + 1) no
-finite quantile covers as it should.
+Quantiles of several levels must not cross. They are nested from the middle outwards: no quantile is nearer to the mean
+than the quantile of the level before it. The quantiles of a row form a curve. The place of an error on this curve is
+its score. The delta-quantile is the point of the curve at the delta-quantile of the calibration rows' scores (eq. 6
+again). So exactly j of N calibration rows lie at or below the quantile at level `j / (N + 1)`. Below level
+`1 / (N + 1)` and above `N / (N + 1)` no finite quantile covers as it should.
 
-`conformal` around a Gaussian process gives intervals as narrow, or narrower, on five of six data sets
-(docs/results.md): take that where the model is one.
+If the model is a Gaussian process, use `conformal` around it: its intervals are as narrow, or narrower, on five of six
+data sets (docs/results.md).
 """
 
 from collections.abc import Callable, Sequence
@@ -44,12 +44,12 @@ from jaxcal.functional.quantiles import linear_quantile, smallest_table
 from jaxcal.gp.fit import warn_of_rounding
 from jaxcal.networks import presets
 
-# Levels near the middle need no lengthscales of their own: their quantiles are close to the mean anyway.
+# The default levels with lengthscales of their own. Near the middle none are needed: quantiles are close to the mean.
 _LEVELS = (0.025, 0.05, 0.1, 0.2, 0.3, 0.4, 0.6, 0.7, 0.8, 0.9, 0.95, 0.975)
-# So many inducing points the sparse variance has, of more rows than the exact one takes.
+# The number of inducing points of the sparse variance, for more rows than the exact variance takes.
 _NUM_INDUCING = 300
-# Up to so many calibration rows the distribution has the level of every rank, j / (N + 1); levels nearer to each other
-# than the other number are one.
+# The largest number of levels of ranks, `j / (N + 1)`, in the distribution. Two levels that differ by no more than the
+# second number count as one.
 _MOST_RANKS, _SAME_LEVEL = 1000, 1e-6
 
 
@@ -57,8 +57,8 @@ class Kernel(NamedTuple):
     """exp(-sum_j (a_j - b_j)^2 / (2 l_j^2)) and noise.
 
     Attributes:
-        lengthscale: [d], or one for all columns, in the units of x.
-        noise_ratio: the variance of the noise over that of the process.
+        lengthscale: the lengthscales [d], or one lengthscale for all columns, in the units of x.
+        noise_ratio: the variance of the noise divided by the variance of the process.
     """
 
     lengthscale: Float[ArrayLike, "..."]
@@ -67,7 +67,7 @@ class Kernel(NamedTuple):
 
 @runtime_checkable
 class HasKernel(Protocol):
-    """What has the lengthscales and the noise of a regression: a `Kernel`, or a fitted `gaussian_process`."""
+    """An object with the lengthscales and the noise of a regression: a `Kernel`, or a fitted `gaussian_process`."""
 
     @property
     def lengthscale(self) -> ArrayLike:
@@ -93,7 +93,7 @@ class _Setting(NamedTuple):
     is_bounded: bool = True
 
 
-# By `preset`: jaxcal's own, and the one of Capone, Hirche & Pleiss (2023).
+# The setting for each `preset`: jaxcal's own, and the setting of Capone, Hirche & Pleiss (2023).
 _PRESETS = {None: _Setting(), "paper": _Setting(search="ard", fit_on="calibration", is_bounded=False)}
 
 
@@ -117,77 +117,85 @@ def fit(
 ) -> "SharpGP":
     """Choose the lengthscales of every level, and calibrate their quantiles.
 
-    For intervals around a Gaussian process take `conformal.fit(x, model(x), y)`, with `model` a `gaussian_process`:
-    stretched to equal coverage of 95 % its intervals are narrower than these by 10 % on boston, 22 % on yacht and 6 %
-    on auto_mpg, as wide to 1 % on concrete and kin8nm, and 2 % wider on wine_red (`benchmarks/tables/sharp_gp.py`).
-    With rule="randomized" each of its quantiles covers as it should, too. This is for models without a std: than one
-    width for all rows it is narrower by 2 to 16 % on five of these six, and as wide on kin8nm.
+    For intervals around a Gaussian process use `conformal.fit(x, model(x), y)`, with `model` a `gaussian_process`. With
+    rule="randomized" each of its quantiles covers as it should, too. Stretched to equal coverage of 95 %, the intervals
+    of `conformal.fit` compare with the intervals of `sharp_gp` as follows (`benchmarks/tables/sharp_gp.py`):
 
-    x, base and y are calibration rows, which the model was not trained on; x_train and y_train those that it was.
+    - narrower by 10 % on boston, 22 % on yacht and 6 % on auto_mpg;
+    - as wide to 1 % on concrete and kin8nm;
+    - wider by 2 % on wine_red.
 
-    Of a level the lengthscales minimize log |beta| + log(mean of sigma^2) / 2 over rows, with beta the quantile of the
-    rows' errors over sigma. From the middle outwards they do not grow, so that sigma does not fall (Assumption 4.1).
-    The process has variance 1, as beta makes up for it, and the noise ratio of the regression.
+    `sharp_gp` is for models without a std. Its intervals are narrower than intervals of one width for all rows by 2 to
+    16 % on five of these six data sets. On kin8nm they are as wide.
 
-    Which rows these are is said by `fit_on`:
+    x, base and y are calibration rows, which the model was not trained on. x_train and y_train are the training rows of
+    the model.
 
-    - "training": the training rows, by leave-one-out of a Gaussian process. The calibration rows then have no part
-      in the curve that they are scored by, and a new exchangeable row lies at or below the quantile at level
-      j / (N + 1) with probability j / (N + 1), whatever the model and the data (more where scores are tied).
-    - "calibration": the calibration rows, by which the curve is calibrated, too. The quantiles then are closer to the
-      mean than they should be, the more so the fewer rows there are: `benchmarks/tables/sharp_gp_coverage.py` measures
-      by how much.
+    The lengthscales of a level minimize `log |beta| + log(mean of sigma^2) / 2` over rows, with beta the quantile of
+    the rows' errors divided by sigma. From the middle outwards the lengthscales do not grow, so that sigma does not
+    fall (Assumption 4.1). The process has variance 1, since beta sets the scale, and the noise ratio of the regression.
 
-    `search` is "line" for common multiples of the regression's lengthscales, or "ard" for a lengthscale a column by
-    L-BFGS, from the outermost level inwards.
+    `fit_on` chooses these rows:
 
-    N calibration rows hold the levels from 1 / (N + 1) to N / (N + 1): quantiles beyond are infinite, with a warning.
+    - "training": the training rows, by leave-one-out of a Gaussian process. The curve then does not depend on the
+      calibration rows that it is calibrated with. So a new exchangeable row lies at or below the quantile at level
+      `j / (N + 1)` with probability `j / (N + 1)`, whatever the model and the data. The probability is larger if scores
+      are tied.
+    - "calibration": the calibration rows, which also calibrate the curve. The quantiles are then closer to the mean
+      than they should be, and more so with fewer rows. `benchmarks/tables/sharp_gp_coverage.py` measures by how much.
 
-    `preset="paper"` is Algorithm 1, search="ard" and fit_on="calibration", and covers too little, as above; beyond the
-    outermost level its quantiles are that level's. Between levels it interpolates quantiles, where the paper
-    interpolates lengthscales and beta, whose quantiles may cross.
+    `search` is "line" for common multiples of the regression's lengthscales. "ard" is for one lengthscale for each
+    column by L-BFGS, from the outermost level inwards.
 
-    Up to 2000 training rows the variance is exact, and the fitted module holds a matrix of these rows for every level;
-    beyond, it is that of Titsias' approximation with inducing points, chosen among the rows by conditional variance.
-    Works under `jit` and, over runs of equal size, under `eqx.filter_vmap`. Predictions are differentiable in x and
-    base, with `differentiable=True` in the rows that are fitted to and in the kernel, too.
+    N calibration rows support the levels from `1 / (N + 1)` to `N / (N + 1)`. Quantiles beyond are infinite, with a
+    warning.
+
+    `preset="paper"` is Algorithm 1, search="ard" and fit_on="calibration". It covers too little, as above, and its
+    quantiles beyond the outermost level equal the quantile at that level. It interpolates quantiles between levels. The
+    paper interpolates lengthscales and beta, whose quantiles may cross.
+
+    Up to 2000 training rows the variance is exact, and the fitted module holds a matrix of these rows for every level.
+    For more rows it is the variance of Titsias' approximation with inducing points, chosen among the rows by
+    conditional variance. Works under `jit` and, over runs of equal size, under `eqx.filter_vmap`. Predictions are
+    differentiable in x and base. With `differentiable=True` they are also differentiable in the rows fitted to and in
+    the kernel.
 
     Args:
         x: inputs [N, d] of calibration rows, which the model was not trained on, or a data frame (`jaxcal.frames`); a
             vector [N] is one column.
-        base: the model's predictions at x, of which the mean is used.
+        base: the model's predictions at x; only the mean is used.
         y: targets [N].
-        x_train: inputs [n, d] that the variance is conditioned on: those that the model was trained on.
+        x_train: inputs [n, d] that the variance is conditioned on: the training inputs of the model.
         y_train: targets [n]; may be None with a kernel and fit_on="calibration".
         categorical: the columns of x whose values have no order, by position, or of a data frame by name.
         kernel: lengthscales and noise of the regression, a `Kernel` or a `gaussian_process` fitted to the training
-            rows; None for those of the greatest evidence of the training rows.
-        levels: in (0, 1), increasing, each with lengthscales of its own; the distribution has these, all j / (N + 1)
-            (beyond 1000 rows 1000 of them, at equal distances) and between them the multiples of 1/200. A number for
-            a distribution of that level alone. Default: 0.025, 0.05, 0.1, 0.2, 0.3, 0.4 and their mirror images, as
-            far as N calibration rows carry them.
+            rows; None for the maximum of the marginal likelihood of the training rows.
+        levels: in (0, 1), increasing, each with lengthscales of its own. The distribution has these levels, all
+            `j / (N + 1)` (above 1000 rows 1000 of them, at equal distances) and between them the multiples of 1/200. A
+            single number gives a distribution of this level alone. Default: 0.025, 0.05, 0.1, 0.2, 0.3, 0.4 and their
+            mirror images, as far as N calibration rows support them.
         search: "line" (default) or "ard", as above.
         fit_on: "training" (default) or "calibration", as above.
-        num_inducing: how many inducing points; None for the exact variance up to 2000 training rows, else 300.
-        num_searched: by how many of the training and of the calibration rows, at equal distances in their order, the
-            lengthscales are chosen at most; beta is set by all of them (section 6 of the paper).
+        num_inducing: the number of inducing points; None for the exact variance up to 2000 training rows, else 300.
+        num_searched: the largest number of training rows, and of calibration rows, that choose the lengthscales. They
+            lie at equal distances in their order. All rows set beta (section 6 of the paper).
         preset: None, or "paper" as above.
-        differentiable: whether derivatives pass through the fit, with search="line": which multiples are chosen, and
-            which rows are inducing points, stays. Where no kernel is given, its hyperparameters have theirs by the
-            implicit function theorem, as in `rio.fit`: they are NaN where `result` is not CONVERGED.
-        throw: whether to raise if a covariance cannot be factorized; else the distribution is NaN.
+        differentiable: whether derivatives pass through the fit, with search="line". The choice of the multiples and of
+            the inducing points is held constant. Without `kernel` the derivatives of its hyperparameters come from the
+            implicit function theorem, as in `rio.fit`. They are NaN if `result` is not CONVERGED.
+        throw: whether to raise an error if a covariance cannot be factorized; else the distribution is NaN.
 
     Raises:
-        TypeError: if base is not a Distribution; if a derivative through the fit is asked for without `differentiable`.
-        ValueError: if an argument is empty, not finite or of the wrong shape; if there are fewer than two training
-            rows; if levels do not increase, lie outside (0, 1) or need more calibration rows than there are; if y_train
-            is constant, or is needed and not given; if an option is out of its range.
-        FloatingPointError: if a covariance cannot be factorized, and `throw`.
+        TypeError: if base is not a Distribution. If a derivative through the fit is requested without `differentiable`.
+        ValueError: if an argument is empty, not finite or of the wrong shape. If there are fewer than two training
+            rows. If levels do not increase, lie outside (0, 1) or need more calibration rows than there are. If y_train
+            is constant, or is needed but None. If an option is out of its range.
+        FloatingPointError: if a covariance cannot be factorized and `throw` is set.
 
     Warns:
-        UserWarning: if y equals base.mean in every row, so that no prediction has a width; if more of the calibration
-            rows are among the training rows, by x and y, than chance explains; if the noise is so small that rounding
-            decides.
+        UserWarning: if y equals base.mean in every row, so that no prediction has a width. If more calibration rows
+            equal training rows, in x and y, than chance explains. If the noise is so small that rounding decides the
+            result.
 
     Example:
         >>> import numpy as np
@@ -213,7 +221,7 @@ def fit(
     if y_train is None:
         if kernel is None or setting.fit_on == "training":
             raise ValueError("y_train may be None only with a kernel and fit_on='calibration'.")
-        y_train = np.zeros(x_train.shape[0], x_train.dtype)  # no error of theirs is used
+        y_train = np.zeros(x_train.shape[0], x_train.dtype)  # their errors are not used
     else:
         y_train = _checks.as_vector("y_train", y_train, length=x_train.shape[0])
         _checks.check_varies("y_train is", y_train, 0 if _checks.is_traced(y_train) else np.abs(y_train).max())
@@ -227,10 +235,12 @@ def fit(
     arrays: Any = rows, x_train, y_train, None if kernel is None else _checked(kernel, x_train.shape[1])
     if not setting.differentiable:
         arrays = _checks.without_derivative(arrays, "sharp_gp.fit", "give differentiable=True")
-    rows, x_train, y_train, found = _of_one_dtype(arrays)
-    if found is None:
-        found = given.of_greatest_evidence(x_train, y_train, columns.indicators, differentiable=setting.differentiable)
-    sharp = _fit(rows, columns, x_train, y_train, found, setting=setting)
+    rows, x_train, y_train, hyperparameters = _of_one_dtype(arrays)
+    if hyperparameters is None:
+        hyperparameters = given.of_greatest_evidence(
+            x_train, y_train, columns.indicators, differentiable=setting.differentiable
+        )
+    sharp = _fit(rows, columns, x_train, y_train, hyperparameters, setting=setting)
     if throw and not _checks.is_traced(sharp.scores) and not np.isfinite(sharp.scores).all():
         raise FloatingPointError(
             f"the covariance of {x_train.shape[0]} rows could not be factorized: the noise_ratio of the kernel, "
@@ -244,18 +254,18 @@ class SharpGP(eqx.Module):
     """Quantiles around a model's mean; made by `fit`.
 
     Attributes:
-        log_lengthscales: [k, d], those of every level, in scaled units.
-        posteriors: for every level, what is known at the conditioning points under its lengthscales.
+        log_lengthscales: the log lengthscales of every level [k, d], in scaled units.
+        posteriors: for every level the posterior at the conditioning points under its lengthscales.
         points: the conditioning points: training rows, or inducing points.
-        noise_ratio: the variance of the noise, that of the process being 1, and what rounding adds to it.
-        rounding_fraction: the variance that rounding may hide, over the median one of the rows, at the level where
-            that is least.
-        beta: [k], what multiplies the sigma of every level, in the unit of y.
-        scores: [N], of the calibration rows, in increasing order.
-        columns: what the columns of the training inputs were.
+        noise_ratio: the variance of the noise, with a part for rounding, in units of the variance of the process.
+        rounding_fraction: the variance that rounding may hide, divided by the median variance of the rows at the level
+            with the least median.
+        beta: the factor of the sigma of every level [k], in the unit of y.
+        scores: the scores of the calibration rows [N], in increasing order.
+        columns: the description of the columns of the training inputs.
         x_scaler: standardization of the inputs.
         result: how the search for the regression's hyperparameters ended, one of `jaxcal.optimize.Result`; CONVERGED
-            where the kernel was given.
+            if `fit` had a kernel.
         levels: the k levels that have lengthscales of their own.
         grid: the levels of the distribution.
         is_bounded: whether quantiles beyond the outermost of these levels are infinite.
@@ -278,8 +288,9 @@ class SharpGP(eqx.Module):
     def __call__(self, x: Table, base: Distribution) -> Quantiles:
         """The calibrated distribution of every row.
 
-        Quantiles at levels below 1 / (N + 1) and above N / (N + 1), of N calibration rows, are infinite and come with
-        a warning. With `preset="paper"` and with a single level quantiles beyond the outermost level are that level's.
+        With N calibration rows, quantiles at levels below `1 / (N + 1)` and above `N / (N + 1)` are infinite and come
+        with a warning. Quantiles beyond the outermost level equal the quantile at that level with `preset="paper"` and
+        with a single level.
 
         Args:
             x: inputs [n, d], or a data frame, as `Columns.table` takes them; a vector [n] is one column.
@@ -287,7 +298,7 @@ class SharpGP(eqx.Module):
 
         Raises:
             TypeError: if base is not a Distribution.
-            ValueError: if an argument is empty, not finite, of the wrong shape, or x has other columns than the
+            ValueError: if an argument is empty, not finite or of the wrong shape, or if x has other columns than the
                 training inputs.
         """
         x = self.columns(x)
@@ -303,19 +314,19 @@ class SharpGP(eqx.Module):
     @property
     @numpy_or_jit
     def lengthscales(self) -> Float[JaxArray, "*runs k d"]:
-        """Those of every level, in the units of x."""
+        """The lengthscales of every level, in the units of x."""
         return namespace(self.log_lengthscales).exp(self.log_lengthscales) * self.x_scaler.scale[..., None, :]
 
 
 def _checked_setting(
     asked: _Setting, levels: float | Sequence[float] | None, num_rows: int, num_train: int
 ) -> _Setting:
-    """The options, checked, with the defaults that depend on the rows filled in."""
+    """The options, checked, with values for the defaults that depend on the rows."""
     _checks.check_choice("search", asked.search, ("ard", "line"))
     _checks.check_choice("fit_on", asked.fit_on, ("training", "calibration"))
     _checks.check_at_least("num_searched", asked.num_searched, 2)
     if asked.differentiable and asked.search == "ard":
-        # Its objective has kinks, where two errors change places, and mostly it ends at one of them.
+        # The objective of "ard" has kinks where two errors change places, and the search mostly ends at a kink.
         raise ValueError("differentiable=True goes with search='line': the search by column has no derivative.")
     num_inducing = asked.num_inducing
     if num_inducing is None and num_train > given.EXACT_ROWS:
@@ -329,7 +340,7 @@ def _checked_setting(
 
 
 def _levels(levels: float | Sequence[float] | None, num_rows: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """The levels that have lengthscales of their own, and those of the distribution."""
+    """The levels that have lengthscales of their own, and the levels of the distribution."""
     rows_for = lambda level: smallest_table(max(level, 1 - level))
     carried = lambda levels: tuple(level for level in levels if rows_for(level) <= num_rows)
     if levels is None:
@@ -356,7 +367,7 @@ def _is_single(levels: float | Sequence[float] | None) -> bool:
 
 
 def _joined(levels: tuple[float, ...], others: tuple[float, ...]) -> tuple[float, ...]:
-    """Both in increasing order, without the others that are nearly one of the levels."""
+    """Both in increasing order, without the others that are nearly equal to one of the levels."""
     if not others:
         return levels
     distances = np.abs(np.subtract.outer(others, levels)).min(axis=1)
@@ -364,8 +375,8 @@ def _joined(levels: tuple[float, ...], others: tuple[float, ...]) -> tuple[float
 
 
 def _checked(kernel: HasKernel, num_columns: int) -> Kernel:
-    """Lengthscales, one for each column, and noise."""
-    # JAX would compile a program for a number of Python.
+    """A checked kernel, with a lengthscale for each column."""
+    # JAX would compile a program for a Python number.
     values = {name: getattr(kernel, name) for name in Kernel._fields}
     known = {name: np.asarray(value) if isinstance(value, float | int) else value for name, value in values.items()}
     lengthscale, noise_ratio = (_checks.as_floats(name, value) for name, value in known.items())
@@ -394,7 +405,7 @@ def _of_one_dtype(arrays: tuple) -> tuple:
 
 @numpy_or_jit
 def _errors(rows: Rows) -> Float[JaxArray, " n"]:
-    """Those of the model."""
+    """The errors of the model."""
     return rows.y - rows.mean
 
 
@@ -412,19 +423,20 @@ def _fit(
     *,
     setting: _Setting,
 ) -> SharpGP:
-    """The fit to rows of one dtype; the hyperparameters of a `Kernel` are in units of x, the other ones scaled."""
+    """The fit to rows of one dtype; a `Kernel` is in units of x, `Hyperparameters` are in scaled units."""
     x_scaler, y_scaler = Standardizer.of(x_train).without(columns.indicators), Standardizer.of(y_train)
-    found = given.scaled(*kernel, x_scaler) if isinstance(kernel, Kernel) else kernel
-    known = given.Given.of(x_scaler(x_train), y_scaler(y_train), found, setting.num_inducing)
+    hyperparameters = given.scaled(*kernel, x_scaler) if isinstance(kernel, Kernel) else kernel
+    known = given.Given.of(x_scaler(x_train), y_scaler(y_train), hyperparameters, setting.num_inducing)
     errors, at = _errors(rows), x_scaler(rows.x)
     with threads_for(x_train.shape[0]):
         chosen_by, chosen_at = errors, at
         if setting.fit_on == "training":
-            loo = known.leave_one_out(found.log_lengthscale, known.posterior(found.log_lengthscale))
+            # The errors of the training rows are leave-one-out errors, in the unit of y.
+            loo = known.leave_one_out(hyperparameters.log_lengthscale, known.posterior(hyperparameters.log_lengthscale))
             chosen_by, chosen_at = y_scaler.scale * loo.error, None
         problem = widths.Problem(known.x, known.noise_ratio, chosen_by, chosen_at).of_some_rows(setting.num_searched)
         search = widths.on_line if setting.search == "line" else widths.by_column
-        log_lengthscales = -search(problem, -found.log_lengthscale, setting.levels)
+        log_lengthscales = -search(problem, -hyperparameters.log_lengthscale, setting.levels)
         posteriors, beta, variances = _calibrated(known, log_lengthscales, chosen_by, chosen_at, setting.levels)
     sharp = SharpGP(
         log_lengthscales=log_lengthscales,
@@ -436,11 +448,12 @@ def _fit(
         scores=errors,
         columns=columns,
         x_scaler=x_scaler,
-        result=found.result,
+        result=hyperparameters.result,
         levels=setting.levels,
         grid=setting.grid,
         is_bounded=setting.is_bounded,
     )
+    # The score of a calibration row is the place of its error y - mean on its curve.
     scores = curves.scores(_curves(sharp, at), errors, widths.num_below(setting.levels))
     return eqx.tree_at(lambda sharp: sharp.scores, sharp, namespace(scores).sort(scores))
 
@@ -452,9 +465,9 @@ def _calibrated(
     at: Float[JaxArray, "m d"] | None,
     levels: tuple[float, ...],
 ) -> tuple[gp.Posterior, Float[JaxArray, " k"], Float[JaxArray, " k"]]:
-    """For every level what is known under its lengthscales, beta (eq. 6), and the median variance of the rows.
+    """For every level the posterior under its lengthscales, beta (eq. 6), and the median variance of the rows.
 
-    Arguments as of `widths.Problem`.
+    See `widths.Problem` for the arguments.
     """
     xp = namespace(log_lengthscales)
 
@@ -467,6 +480,7 @@ def _calibrated(
 
     def calibrate(of_level):
         variance, level = of_level
+        # beta = the quantile of e / sigma at this level
         return linear_quantile(xp.sort(errors / xp.sqrt(variance)), level)
 
     posteriors, variances = _over_levels(condition, log_lengthscales)
@@ -482,11 +496,11 @@ def _predict(sharp: SharpGP, x: Float[JaxArray, "n d"], mean: Float[JaxArray, " 
         of_rows = _curves(sharp, sharp.x_scaler(x))
     scores = linear_quantile(sharp.scores, np.asarray(sharp.grid, sharp.scores.dtype))
     errors = curves.errors(of_rows, scores, widths.num_below(sharp.levels))
-    # A score is rounded in units of a piece of the curve, of which none is longer than the whole.
+    # A score is rounded in units of a piece of the curve, and no piece is longer than the whole curve.
     pieces = xp.abs(scores)[None] * (of_rows[:, -1] - of_rows[:, 0])[:, None]
     side = xp.broadcast_to(np.where(np.array(sharp.grid) < 0.5, -1, 1), errors.shape)
     mean = xp.broadcast_to(mean[:, None], errors.shape)
-    # Rounding must not let them cross.
+    # The running maximum keeps quantiles from crossing after rounding.
     return curves.greatest_so_far(rounding.outward(mean + errors, side, mean, errors, pieces))
 
 
@@ -498,15 +512,16 @@ def _curves(sharp: SharpGP, x: Float[JaxArray, "n d"]) -> Float[JaxArray, "n c"]
         variance = given.variance(log_lengthscale, posterior, sharp.points, sharp.noise_ratio, x)
         return namespace(variance).sqrt(variance)
 
+    # |beta_k| sigma_k(x)
     distances = abs(sharp.beta)[None] * _over_levels(sigma, sharp.log_lengthscales, sharp.posteriors).T
     return curves.nested(distances, widths.num_below(sharp.levels))
 
 
 def _over_levels(function: Callable, log_lengthscales: Float[JaxArray, "k d"], *others: Any) -> Any:
-    """`function` of the lengthscales of every level, and of what follows from them; on the host once for equal ones."""
+    """`function` of the arrays of every level; on the host it is called once for levels with equal lengthscales."""
     arrays = log_lengthscales, *others
     if namespace(log_lengthscales) is jnp:
         return over_leading_axis(function, arrays)
     _, first, place = np.unique(log_lengthscales, axis=0, return_index=True, return_inverse=True)
-    found = [function(jax.tree.map(lambda array: array[k], arrays)) for k in first]  # noqa: B023
-    return jax.tree.map(lambda *parts: np.stack(parts), *(found[k] for k in place))
+    results = [function(jax.tree.map(lambda array: array[k], arrays)) for k in first]  # noqa: B023
+    return jax.tree.map(lambda *parts: np.stack(parts), *(results[k] for k in place))

@@ -1,8 +1,8 @@
 """The curve through a row's quantiles, and the places of errors on it.
 
-A curve holds the errors [c] of one row at the levels that have lengthscales of their own, with the 0 of the mean in
-their middle. Places are whole numbers at these: -1 at the first quantile below the middle, 2 at the second one above.
-The place of an error is its score.
+A curve holds the errors [c] of one row at the levels with lengthscales of their own. The 0 of the mean is in the
+middle. At these errors places are whole numbers: -1 at the first quantile below the middle, 2 at the second quantile
+above it. The place of an error is its score.
 """
 
 import jax.numpy as jnp
@@ -17,8 +17,8 @@ def nested(distances: Float[AnyArray, "n k"], num_below: int) -> Float[AnyArray,
     """The curves, whose distances from the middle never fall outwards.
 
     Args:
-        distances: of every row's quantiles from its mean, level by level.
-        num_below: how many of the levels lie below the middle.
+        distances: the distances of every row's quantiles from its mean, for each level.
+        num_below: the number of levels below the middle.
 
     Example:
         >>> nested(np.array([[3.0, 1.0, 2.0, 1.0]]), 2).tolist()
@@ -35,7 +35,9 @@ def greatest_so_far(values: Float[AnyArray, "n l"]) -> Float[AnyArray, "n l"]:
 
 
 def scores(curves: Float[AnyArray, "n c"], errors: Float[AnyArray, " n"], num_below: int) -> Float[AnyArray, " n"]:
-    """The place of every row's error on the row's curve; beyond its ends units are as long as from the middle there.
+    """The place of every row's error on the row's curve.
+
+    Beyond an end of the curve a unit of places is the distance of this end from the middle.
 
     >>> scores(np.array([[-3.0, 0.0, 2.0]]), np.array([1.0]), 1).tolist()
     [0.5]
@@ -43,6 +45,7 @@ def scores(curves: Float[AnyArray, "n c"], errors: Float[AnyArray, " n"], num_be
     xp, x = namespace(curves, errors), errors[:, None]
     right = xp.clip(xp.sum(curves <= x, axis=1, keepdims=True), 1, curves.shape[1] - 1)
     start, end = xp.take_along_axis(curves, right - 1, axis=1), xp.take_along_axis(curves, right, axis=1)
+    # The score of start <= x < end is (place of start) + (x - start) / (end - start).
     is_inside = (x >= start) & (x < end)
     fraction = xp.where(is_inside, (x - start) / xp.where(is_inside, end - start, 1), 0)
     inside = xp.where(x < end, fraction - 1, 0) + (right - num_below).astype(curves.dtype)
@@ -70,9 +73,9 @@ def errors(curves: Float[AnyArray, "n c"], scores: Float[AnyArray, " l"], num_be
 def _end(
     curves: Float[AnyArray, "n c"], is_above: Bool[AnyArray, "#n #l"], num_below: int
 ) -> tuple[Float[AnyArray, "n l"], Float[AnyArray, "#n #l"], Float[AnyArray, "n l"]]:
-    """A curve's end on one side, its place, and the unit of places beyond: how far it is from the middle.
+    """A curve's end on one side, its place, and the unit of places beyond it, the distance of the end from the middle.
 
-    A side without levels, or of no width, is as wide as the other one.
+    A side without levels, or of no width, has the unit of the other side.
     """
     xp, lower, upper = namespace(curves, is_above), curves[:, :1], curves[:, -1:]
     end, other = xp.where(is_above, upper, lower), xp.where(is_above, lower, upper)

@@ -1,6 +1,6 @@
-"""What a variance is conditioned on: training rows, as they are or through inducing points, and the noise.
+"""The conditions of a variance: training rows, themselves or through inducing points, and the noise.
 
-The hyperparameters of the regression are a kernel's that is given, or those of the greatest evidence.
+The hyperparameters of the regression come from a kernel, or maximize the marginal likelihood.
 """
 
 from typing import NamedTuple, cast
@@ -21,17 +21,17 @@ from jaxcal.gp.model import Data, Model, jitter_of_try
 from jaxcal.gp.protocols import InitialOf
 from jaxcal.optimize import Result, as_constants
 
-# Above so many training rows the regression is through inducing points.
+# With more training rows than this the regression uses inducing points.
 EXACT_ROWS = 2000
 _BY_ALL, _THROUGH_POINTS = Exact(), Sparse()
 
 
 class Hyperparameters(NamedTuple):
-    """Those of the regression, in scaled units.
+    """The hyperparameters of the regression, in scaled units.
 
     Attributes:
-        log_lengthscale: of every column.
-        noise_ratio: the variance of the noise over that of the process.
+        log_lengthscale: the log lengthscale of every column.
+        noise_ratio: the variance of the noise divided by the variance of the process.
         result: how the search for them ended, one of `jaxcal.optimize.Result`.
     """
 
@@ -43,7 +43,7 @@ class Hyperparameters(NamedTuple):
 def scaled(
     lengthscale: Float[AnyArray, " d"], noise_ratio: Float[AnyArray, ""], x_scaler: Standardizer
 ) -> Hyperparameters:
-    """Those of a kernel; in constant columns rows do not differ, whatever the scale."""
+    """The hyperparameters of a kernel; in constant columns any lengthscale will do, since rows do not differ there."""
     xp, has_scale = namespace(lengthscale), x_scaler.scale > 0
     ratio = xp.where(has_scale, lengthscale, 1) / xp.where(has_scale, x_scaler.scale, 1)
     return Hyperparameters(xp.log(ratio), noise_ratio, xp.asarray(Result.CONVERGED, np.int32))
@@ -52,7 +52,7 @@ def scaled(
 def of_greatest_evidence(
     x: Float[AnyArray, "n d"], y: Float[AnyArray, " n"], indicators: tuple[int, ...], *, differentiable: bool
 ) -> Hyperparameters:
-    """Those of the greatest evidence of rows, which are standardized; the host searches for those of known rows."""
+    """The hyperparameters that maximize the marginal likelihood of standardized rows; for known rows on the host."""
     way = Way.of(
         y.shape[0],
         _BY_ALL if y.shape[0] <= EXACT_ROWS else _THROUGH_POINTS,
@@ -83,7 +83,7 @@ def _prepared(
     y: Float[AnyArray, " n"],
     included: Bool[AnyArray, " n"] | None,
 ) -> tuple[None, InitialOf, Data]:
-    """The initial values, and standardized rows: what `fit_rows` asks for."""
+    """The initial values and the standardized rows, as `fit_rows` needs them."""
     weights = None if included is None else included.astype(x.dtype)
     x_scaler, y_scaler = Standardizer.of(x, weights).without(indicators), Standardizer.of(y, weights)
     return None, _initial_models, Data.of(x_scaler(x), y_scaler(y), included=included)
@@ -94,13 +94,13 @@ def _initial_models(data: Data, noise: Float[AnyArray, ""] | None = None) -> Mod
 
 
 class Given(NamedTuple):
-    """What a variance is conditioned on.
+    """The rows and the noise that a variance is conditioned on.
 
     Attributes:
-        x: [n, d], scaled.
-        targets: [n], scaled.
+        x: the scaled inputs [n, d].
+        targets: the scaled targets [n].
         noise: the noise ratio of the regression.
-        inducing: None for the rows as they are.
+        inducing: the inducing points; None to condition on the rows themselves.
     """
 
     x: Float[AnyArray, "n d"]
@@ -113,12 +113,14 @@ class Given(NamedTuple):
         cls,
         x: Float[AnyArray, "n d"],
         targets: Float[AnyArray, " n"],
-        found: Hyperparameters,
+        hyperparameters: Hyperparameters,
         num_inducing: int | None,
     ) -> "Given":
-        """The rows, or so many of them as inducing points under the regression's lengthscales."""
-        inducing = None if num_inducing is None else greedy_points(_kernel(found.log_lengthscale), x, num_inducing)
-        return cls(x, targets, found.noise_ratio, inducing)
+        """The rows, with `num_inducing` of them as inducing points under the regression's lengthscales unless None."""
+        inducing = (
+            None if num_inducing is None else greedy_points(_kernel(hyperparameters.log_lengthscale), x, num_inducing)
+        )
+        return cls(x, targets, hyperparameters.noise_ratio, inducing)
 
     @property
     def points(self) -> Float[AnyArray, "m d"]:
@@ -127,23 +129,23 @@ class Given(NamedTuple):
 
     @property
     def rounding(self) -> Float[AnyArray, ""]:
-        """The noise that rounding would hide, as a part of the process's variance, which is 1."""
+        """The noise variance that rounding would hide, in units of the process's variance."""
         return models.rounding_of(namespace(self.targets).ones_like(self.targets).sum())
 
     @property
     def noise_ratio(self) -> Float[AnyArray, ""]:
-        """The variance of the noise, that of the process being 1."""
+        """The variance of the noise, with the floor and the part for rounding, in units of the process's variance."""
         return models.NOISE_FLOOR + self.noise + self.rounding
 
     def posterior(self, log_lengthscale: Float[AnyArray, " d"]) -> gp.Posterior:
-        """What is known under these lengthscales."""
+        """The posterior under these lengthscales."""
         if self.inducing is None:
             return gp.posterior(gram(_kernel(log_lengthscale), self.x, self.noise_ratio), self.targets)
         jitter = jitter_of_try(np.int32(0), self.x.dtype)
         return models.posterior(self._model(log_lengthscale), self._data, jitter)
 
     def leave_one_out(self, log_lengthscale: Float[AnyArray, " d"], posterior: gp.Posterior) -> gp.LeaveOneOut:
-        """Errors and variances of the training rows, each given all others."""
+        """The leave-one-out errors and variances of the training rows."""
         if self.inducing is None:
             return gp.leave_one_out(posterior)
         return models.leave_one_out(self._model(log_lengthscale), posterior, self._data)
@@ -153,7 +155,7 @@ class Given(NamedTuple):
         return Data(self.x, self.targets)
 
     def _model(self, log_lengthscale: Float[AnyArray, " d"]) -> Model:
-        """The process through inducing points, before data."""
+        """The prior of the process through inducing points."""
         return Model(_kernel(log_lengthscale), namespace(self.noise).log(self.noise), inducing=self.inducing)
 
 

@@ -1,11 +1,12 @@
-"""Lengthscales for sharp quantiles: those whose quantiles lie closest to the mean, level by level.
+"""Lengthscales for sharp quantiles: for each level the lengthscales whose quantiles lie closest to the mean.
 
-Capone, Hirche & Pleiss, "Sharp Calibrated Gaussian Processes", NeurIPS 2023. What is minimized is `log_width`, eq. 7.
-From the middle outwards lengthscales do not grow, so that the variance does not fall: Assumption 4.1, which for the
-squared-exponential kernel is a theorem, since a shorter kernel is a longer one times one of unit diagonal.
+Capone, Hirche & Pleiss, "Sharp Calibrated Gaussian Processes", NeurIPS 2023. The objective is `log_width`, eq. 7. From
+the middle outwards lengthscales do not grow, so that the variance does not fall (Assumption 4.1). For the
+squared-exponential kernel this is a theorem. The kernel with the shorter lengthscale is the kernel with the longer
+lengthscale times a kernel of unit diagonal.
 
-The search goes from the outermost level inwards. Near the middle all lengthscales are as good, and those that are found
-there would bind the levels beyond.
+The search goes from the outermost level inwards. Near the middle all lengthscales are about equally good, and the
+lengthscales found there would restrict the levels further out.
 """
 
 import math
@@ -28,29 +29,32 @@ from jaxcal.functional.linalg import inverse_softplus, with_diagonal
 from jaxcal.functional.quantiles import linear_entries
 from jaxcal.optimize import as_constants, descend, lowest, one_run_at_a_time
 
-# Multiples of the regression's inverse lengthscales that are tried: on a line alone, and as initial values of L-BFGS.
+# The range and number of the multiples of the regression's inverse lengthscales: for search="line", and as initial
+# values of L-BFGS.
 _SMALLEST, _LARGEST = 0.1, 10.0
 _NUM_ON_LINE, _NUM_STARTS = 42, 9
-# How many of the best initial values are improved, by how many steps at most, and the gain of a step, as a fraction of
-# the width, that ends it.
+# L-BFGS improves this number of the best initial values by at most this number of steps. It ends when a step lowers the
+# width by less than this fraction.
 _NUM_IMPROVED, _STEPS, _GAIN = 2, 40, 1e-4
-# Bounds of the inverse lengthscales of a column, in standard deviations of the inputs: beyond hardly anything changes.
+# Bounds of the log inverse lengthscales of a column, in standard deviations of the inputs. The variance hardly
+# changes beyond them.
 _LEAST, _GREATEST = math.log(1e-4), math.log(1e2)
-# Initial values are at least so far below the level before it: at the bound itself the gradient is 0.
+# The least distance of initial values from their upper bound, the result of the level before: at the bound itself the
+# gradient is 0.
 _LEAST_GAP = 1e-3
 
 
 def log_width(
     variance: Float[AnyArray, "*s n"], errors: Float[AnyArray, " n"], level: Float[ArrayLike, "..."]
 ) -> Float[AnyArray, "..."]:
-    """log |beta| + log(mean of variance) / 2, beta the quantile of errors / sqrt(variance) at a level.
+    """log |beta| + log(mean of variance) / 2, with beta the quantile of errors / sqrt(variance) at a level.
 
-    Half the log of the mean over the rows of what eq. 7 adds up: how far the quantiles lie from the mean. A factor of
-    the variance does not change it. -inf where beta is 0.
+    Eq. 7 adds up beta^2 variance over the rows, the squared distances of the quantiles from the mean. `log_width` is
+    half the log of the mean of these terms. A factor of the variance does not change it. It is -inf if beta is 0.
 
     Args:
-        variance: of the rows, positive.
-        errors: theirs, y - mean.
+        variance: the variances of the rows, positive.
+        errors: the errors of the rows, y - mean.
         level: in (0, 1).
 
     Example:
@@ -60,6 +64,7 @@ def log_width(
     xp, leading = namespace(variance, errors), (1,) * (variance.ndim - 1)
     z = xp.sort(errors.reshape(leading + errors.shape) / xp.sqrt(variance))
     low, high, fraction = linear_entries(len(errors), level, z.dtype)
+    # beta = (1 - f) z_low + f z_high
     beta = z[..., low] + fraction.reshape(leading + fraction.shape) * (z[..., high] - z[..., low])
     size = xp.log(xp.mean(variance, axis=-1)) / 2
     return xp.log(abs(beta)) + size.reshape(size.shape + (1,) * np.ndim(level))
@@ -68,9 +73,10 @@ def log_width(
 def log_width_and_slope(
     variance: Float[AnyArray, " n"], errors: Float[AnyArray, " n"], level: Float[ArrayLike, ""]
 ) -> tuple[Float[AnyArray, ""], Float[AnyArray, " n"]]:
-    """`log_width` at one level, and its derivative by the variances.
+    """`log_width` at one level, and its derivative in the variances.
 
-    Only the two rows that beta lies between move it, each by -z / (2 variance), z its error over its sigma.
+    beta depends only on the two rows that it lies between. Let z be the error of a row divided by its sigma; its
+    derivative in the variance is -z / (2 variance).
 
     >>> log_width_and_slope(np.ones(3), np.array([-1.0, 2.0, 4.0]), 0.5)[1].round(3).tolist()
     [0.167, -0.333, 0.167]
@@ -82,18 +88,19 @@ def log_width_and_slope(
     low, high = order[low], order[high]
     beta = z[low] + fraction * (z[high] - z[low])
     weights = xp.where(rows == low, 1 - fraction, 0) + xp.where(rows == high, fraction, 0)
+    # d/dv_i (log |beta| + log(mean v) / 2) = (1 / sum(v) - w_i z_i / (beta v_i)) / 2, with beta = sum(w_i z_i)
     value = xp.log(abs(beta)) + xp.log(xp.mean(variance)) / 2
     return value, (1 / xp.sum(variance) - weights.astype(variance.dtype) * z / beta / variance) / 2
 
 
 class Problem(NamedTuple):
-    """What lengthscales are chosen by.
+    """The data that choose the lengthscales.
 
     Attributes:
         x: inputs that the variance is conditioned on.
-        noise_ratio: the variance of the noise, that of the process being 1.
-        errors: of the rows at `at`, or, where that is None, of the inputs.
-        at: inputs of other rows; None for those of `x`, each by leave-one-out.
+        noise_ratio: the variance of the noise, in units of the variance of the process.
+        errors: the errors of the rows at `at`, or of the rows at `x` if `at` is None.
+        at: inputs of other rows; None for the rows at `x`, each by leave-one-out.
     """
 
     x: Float[AnyArray, "n d"]
@@ -102,7 +109,7 @@ class Problem(NamedTuple):
     at: Float[AnyArray, "m d"] | None
 
     def of_some_rows(self, most: int) -> "Problem":
-        """The problem of at most so many inputs and so many errors, at equal distances in their order."""
+        """The problem of at most `most` inputs and `most` errors, at equal distances in their order."""
         some = lambda rows: rows[np.linspace(0, len(rows) - 1, min(len(rows), most)).astype(int)]
         return self._replace(x=some(self.x), errors=some(self.errors), at=None if self.at is None else some(self.at))
 
@@ -113,10 +120,11 @@ class Problem(NamedTuple):
         return _OfPairs(squared_distances(self.x, self.x, scale) / -2, across)
 
     def variance_given(self, exponents: "_OfPairs") -> Float[AnyArray, " m"]:
-        """sigma^2 of the rows (eq. 3b), given what `exponents` has, which nobody else may hold."""
+        """sigma^2 of the rows (eq. 3b) from their `exponents`, whose memory it may reuse: do not use them again."""
         gram, cross = self._covariances(exponents)
         if cross is None:
             return leave_one_out_variance(gram)
+        # sigma^2 = 1 + noise - k^T K^-1 k
         return 1 + self.noise_ratio - explained_variance(gram, cross)
 
     def variance(self, log_scale: Float[AnyArray, " d"]) -> Float[AnyArray, " m"]:
@@ -124,13 +132,13 @@ class Problem(NamedTuple):
         return self.variance_given(self.exponents(_bounded(log_scale)))
 
     def log_width(self, log_scale: Float[AnyArray, " d"], level: Float[AnyArray, ""]) -> Float[AnyArray, ""]:
-        """What is minimized."""
+        """The objective."""
         return log_width(self.variance(log_scale), self.errors, level)
 
     def log_width_and_gradient(
         self, log_scale: Float[AnyArray, " d"], level: Float[AnyArray, ""]
     ) -> tuple[Float[AnyArray, ""], Float[AnyArray, " d"]]:
-        """The same with its gradient by `log_scale`, in closed form: half of the time of differentiating through it."""
+        """The objective and its gradient in `log_scale`, in closed form: half the time of automatic derivatives."""
         xp, bounded = namespace(self.x, log_scale), _bounded(log_scale)
         scale, (gram, cross) = xp.exp(bounded), self._covariances(self.exponents(bounded))
         if cross is None:
@@ -148,16 +156,16 @@ class Problem(NamedTuple):
         return value, xp.where(bounded == log_scale, gradient, 0)
 
     def _covariances(self, exponents: "_OfPairs") -> "_OfPairs":
-        """Of the inputs, with the noise on the diagonal, and of the inputs with the other rows.
+        """The covariances of the inputs, with the noise on the diagonal, and of the inputs with the other rows.
 
-        NumPy's take the memory of the exponents.
+        NumPy's covariances reuse the memory of the exponents.
         """
         gram = with_diagonal(exp(exponents.within), 1 + self.noise_ratio)
         return _OfPairs(gram, None if exponents.across is None else exp(exponents.across))
 
 
 class _OfPairs(NamedTuple):
-    """Numbers of all pairs of the inputs, and of the inputs with the other rows, if there are such."""
+    """Numbers for all pairs of inputs, and for all pairs of an input with another row; None without other rows."""
 
     within: Float[AnyArray, "n n"]
     across: Float[AnyArray, "n m"] | None
@@ -166,19 +174,21 @@ class _OfPairs(NamedTuple):
 def on_line(problem: Problem, log_scale: Float[AnyArray, " d"], levels: tuple[float, ...]) -> Float[AnyArray, "k d"]:
     """The best common multiples of the inverse lengthscales exp(log_scale), in logs, one for every level.
 
-    The same factorizations serve all levels; the sequences that do not fall outwards with the least sum of log widths,
-    of the multiples tried, are exact. Derivatives pass to the lengthscales, but not through the choice.
+    All levels use the same factorizations. Among the multiples tried, the choice is exact: the sequences that do not
+    fall outwards and have the least sum of log widths. Derivatives pass to the lengthscales, but not through the
+    choice.
 
     Args:
-        problem: what they are chosen by.
+        problem: the data that choose the multiples.
         log_scale: logs of the regression's inverse lengthscales.
-        levels: in increasing order; those below 1/2 are one side, the others the other one.
+        levels: in increasing order; the levels below 1/2 are one side, the other levels are the other side.
     """
     xp, dtype = namespace(log_scale), log_scale.dtype
     multiples = xp.asarray(_multiples(_NUM_ON_LINE, dtype))
     held, held_scale = as_constants((problem, log_scale))
     within, across = held.exponents(held_scale)
 
+    # A multiple m of the inverse lengthscales multiplies all exponents -|a - b|^2 / 2 by m^2.
     def variance_of(factor):
         return held.variance_given(_OfPairs(factor * within, None if across is None else factor * across))
 
@@ -193,46 +203,48 @@ def on_line(problem: Problem, log_scale: Float[AnyArray, " d"], levels: tuple[fl
 
 
 def by_column(problem: Problem, log_scale: Float[AnyArray, " d"], levels: tuple[float, ...]) -> Float[AnyArray, "k d"]:
-    """The best inverse lengthscales, in logs, one a column for every level, by L-BFGS from the best of some multiples.
+    """The best log inverse lengthscales of every column and level, by L-BFGS from the best of some multiples.
 
-    Arguments as of `on_line`. Safe under `vmap`: see `optimize.one_run_at_a_time`.
+    See `on_line` for the arguments. Safe under `vmap`: see `optimize.one_run_at_a_time`.
     """
     xp, dtype = namespace(log_scale), log_scale.dtype
     below, number = num_below(levels), len(levels)
-    # Each side from its outermost level inwards.
+    # Each side goes from its outermost level inwards.
     order = np.concatenate([np.arange(below), np.arange(below, number)[::-1]])
-    given = xp.asarray(np.array(levels)[order], dtype), xp.asarray(np.isin(np.arange(number), [0, below]))
+    steps = xp.asarray(np.array(levels)[order], dtype), xp.asarray(np.isin(np.arange(number), [0, below]))
 
     def search(problem, log_scale):
         tried = log_scale[None] + _multiples(_NUM_STARTS, dtype)[:, None]
 
-        def next_level(bound, given):
-            level, is_outermost = given
+        def next_level(bound, step):
+            level, is_outermost = step
             bound = xp.where(is_outermost, xp.asarray(_GREATEST, dtype), bound)
-            found = _best_below(problem, xp.minimum(tried, bound[None]), bound, level)
-            return found, found
+            best = _best_below(problem, xp.minimum(tried, bound[None]), bound, level)
+            return best, best
 
-        return scan(next_level, log_scale, given)[1][np.argsort(order)]
+        return scan(next_level, log_scale, steps)[1][np.argsort(order)]
 
     return (search if xp is np else one_run_at_a_time(search))(problem, log_scale)
 
 
 def num_below(levels: tuple[float, ...]) -> int:
-    """How many of the levels, in increasing order, lie below 1/2."""
+    """The number of levels below 1/2."""
     return sum(level < 0.5 for level in levels)
 
 
 def _best_below(
     problem: Problem, tried: Float[AnyArray, "s d"], bound: Float[AnyArray, " d"], level: Float[AnyArray, ""]
 ) -> Float[AnyArray, " d"]:
-    """The best of the minima that L-BFGS reaches from the best of some initial values, below a bound."""
+    """The best of the minima below a bound that L-BFGS reaches from the best of some initial values."""
     xp, dtype = namespace(tried), tried.dtype
-    # Remark 5.3 has the log of the distance from the bound; its softplus is not as flat far from it.
+    # log_scale = bound - softplus(gap). Remark 5.3 has the log of the distance from the bound in place of the inverse
+    # softplus, which is not as flat far from the bound.
     place = lambda gap: bound - xp.logaddexp(gap, xp.zeros_like(gap))
 
     def evaluate(gap):
         gap = gap.astype(dtype)
         value, gradient = problem.log_width_and_gradient(place(gap), level)
+        # d(bound - softplus(gap)) / d gap = -1 / (1 + exp(-gap))
         return value, -gradient / (1 + xp.exp(-gap))
 
     def improve(one):
@@ -255,12 +267,12 @@ def _multiples(number: int, dtype: DTypeLike) -> Float[np.ndarray, " s"]:
 
 
 def _best_path(costs: Float[AnyArray, "k s"]) -> Int[AnyArray, " k"]:
-    """The places p[0] <= p[1] <= ... of the least sum of costs[i, p[i]], by dynamic programming."""
+    """The places p[0] <= p[1] <= ... with the least sum of costs[i, p[i]], by dynamic programming."""
     xp, number = namespace(costs), costs.shape[1]
     not_after, places = np.tri(number, dtype=bool), np.arange(number)
 
     def forwards(total, cost):
-        """The least total up to every place, and the last place where it was."""
+        """total_i(s) = costs[i, s] + min over r <= s of total_(i-1)(r), and the last r with this minimum."""
         up_to = xp.where(not_after, total[None], np.inf)
         came_from = number - 1 - xp.argmin(up_to[:, ::-1], axis=1)
         return cost + xp.min(up_to, axis=1), xp.minimum(came_from, places)
@@ -270,5 +282,5 @@ def _best_path(costs: Float[AnyArray, "k s"]) -> Int[AnyArray, " k"]:
     def backwards(place, came_from):
         return came_from[place], place
 
-    # What came before the first cost is of no account.
+    # The place before the first cost does not matter.
     return scan(backwards, xp.argmin(total), came_from, reverse=True)[1]

@@ -224,8 +224,8 @@ _differentiable = jax.custom_jvp(_log_det_and_fit)
 def _log_det_and_fit_jvp(primals, tangents):
     gram, targets = primals
     gram_dot, targets_dot = tangents
-    # With a = G^-1 y: d log|G| = tr(G^-1 dG), d (y'a) / 2 = a'dy - a'dG a / 2. The derivative of `inverse_factor`,
-    # which second derivatives need, consists of products of matrices.
+    # Let a = G^-1 y. Then d log|G| = tr(G^-1 dG) and d (y'a) / 2 = a'dy - a'dG a / 2. The derivative of
+    # `inverse_factor`, which second derivatives need, consists of products of matrices.
     inverse = inverse_factor(gram)
     whitened = inverse @ targets
     weights = inverse.T @ whitened

@@ -2,9 +2,9 @@
 
 Levene, "Robust tests for equality of variances" (1960), compares the mean absolute deviations of two groups from their
 means. Brown and Forsythe, JASA 69 (1974), take the deviations from the medians. Ma, Yan and Zhang, "Improving
-Uncertainty Quantification of Variance Networks by Tree-Structured Learning" (2023), compute the statistic for the
-residuals of a tree's node (their eq. 5, `statistic`). They split the node where it is largest over all features and
-thresholds (eq. 6, `best_split`). `multiplicity` says how large the largest of many statistics may be by chance.
+Uncertainty Quantification of Variance Networks by Tree-Structured Learning" (2023), compute it for the residuals of a
+tree's node (their eq. 5, `statistic`). They split the node where it is largest over all features and thresholds
+(eq. 6, `best_split`). `multiplicity` says how large the largest of many statistics may be by chance.
 
 All splits of a feature are tested in O(n log n). A group's deviations e - m from its mean m sum to zero. So the sum of
 |e - m| is 2 (m C - S), where C and S are the number and the sum of the residuals below m. C and S are two queries of a
@@ -56,8 +56,8 @@ _FEW_ROWS = 20_000
 class Split(NamedTuple):
     """The best split of a node, or of every node [k]: rows with x[:, feature] <= threshold go left.
 
-    If no split is admissible, or all of them have statistic 0, then `feature` is -1 and `threshold` is infinite, and
-    `num_left`, `statistic` and `log_p` are 0.
+    There is no split if none is admissible, or if all of them have statistic 0. Then `feature` is -1, `threshold` is
+    infinite, and `num_left`, `statistic` and `log_p` are 0.
     """
 
     statistic: Float[AnyArray, "*k"]
@@ -382,7 +382,7 @@ class _Side(NamedTuple):
 
 def _statistic(left: _Side, right: _Side, squares: AnyArray) -> AnyArray:
     """T of eq. 5; `squares`, the sum of the squared residuals about any center, sets the size of the rounding error."""
-    # T = (mean z_L - mean z_R) / (w sqrt(1 / n + 1 / m)), with w^2 = within / (n + m - 2).
+    # T = (mean z_L - mean z_R) / (w sqrt(1 / n + 1 / m)), w^2 = within / (n + m - 2).
     xp = namespace(squares)
     means = [side.total / side.number for side in (left, right)]
     within = left.squares - left.total * means[0] + (right.squares - right.total * means[1])

@@ -190,7 +190,7 @@ def solve_lower(
         return _lapack("trtrs", factor)(factor, right, lower=1, trans=int(transposed))[0]
     if n <= _LEAF:
         return solve_triangular(factor, right, lower=True, trans=int(transposed))
-    # With L = [[A, 0], [C, B]]: L^-1 [r; s] = [u; B^-1 (s - C u)] for u = A^-1 r.
+    # Let L = [[A, 0], [C, B]] and u = A^-1 r. Then L^-1 [r; s] = [u; B^-1 (s - C u)].
     half = n // 2
     first, corner, last = factor[:half, :half], factor[half:, :half], factor[half:, half:]
     if transposed:

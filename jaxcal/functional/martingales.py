@@ -1,8 +1,8 @@
 """Tests of exchangeability by betting: smoothed conformal p-values, and the capital of strategies that bet on them.
 
 While the scores are exchangeable, the p-values are independent and uniform. Then no strategy multiplies its capital:
-the capital is a martingale that starts at 1. By Ville's inequality, it ever reaches 1 / a with a probability of at most
-a.
+the capital is a martingale that starts at 1. By Ville's inequality, the probability that it ever reaches 1 / a is at
+most a.
 """
 
 import math

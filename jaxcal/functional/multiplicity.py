@@ -51,7 +51,8 @@ def miller_siegmund(
     xp = namespace(statistic, log_num_splits)
     n = xp.asarray(num_rows, statistic.dtype)
     own = xp.asarray(log_num_splits, statistic.dtype) + log_p_value(statistic, num_rows)[..., None]
-    # The normal quantile b of |T| by Wallace's approximation, and log(phi(b) (4 / b + 2 (b - 1 / b) log((1 - e) / e))).
+    # b is the normal quantile of |T|, by Wallace's approximation. `odds` is (1 - e) / e, and its logarithm is taken
+    # twice for the square in log((1 - e)^2 / e^2).
     df = xp.maximum(n - 2, 1)
     b = sqrt(df * xp.log1p(statistic**2 / df)) * (8 * df + 1) / (8 * df + 3)
     tail = xp.maximum(b, 1)
@@ -123,7 +124,7 @@ def permutation_log_p(
     The permutations are powers of one random cycle of the node's n rows, so one sort serves all of them.
 
     The powers of a cycle are a group. So P(p <= q) <= q if the residuals are independent of x and of each other,
-    whatever their distribution. p is at least 1 / n.
+    whatever their distribution. The p-value is at least 1 / n.
 
     Args:
         x: features [n, d].

@@ -56,7 +56,8 @@ def student_t_bound(weights: Float[AnyArray, " n"], df: Float[AnyArray, ""]) -> 
     xp, functions = namespace(weights, df), special(weights, df)
     shape, prior = (df + 1) / 2, df / 2
     gap = functions.digamma(shape) - xp.log(shape)  # E log w - log E w.
-    # KL(q || p) = -entropy(q) - E_q log p(w). With a = df / 2, log p(w) = a log a - log Gamma(a) + (a - 1) log w - a w.
+    # KL(q || p) = -entropy(q) - E_q log p(w). The log density of the prior is
+    # a log a - log Gamma(a) + (a - 1) log w - a w, a = df / 2.
     entropy = shape - xp.log(shape / weights) + functions.gammaln(shape) + (1 - shape) * functions.digamma(shape)
     log_prior = prior * xp.log(prior) - functions.gammaln(prior)
     return (gap / 2 + entropy + log_prior + (prior - 1) * (gap + xp.log(weights)) - prior * weights).sum()
@@ -99,8 +100,8 @@ def student_t_sum(
     noise (1 + q + 1.5 q / ((df + 5) (1 + q))).
 
     The formulas were fitted to the distributions of the least Kullback-Leibler divergence from the exact ones. For df
-    from 2.1 to 100, their quantiles cover 68 % with an error of at most 0.4 %, and 90 % with at most 1.1 %. At q = 0.1
-    the errors are at most 0.1 and 0.2 %.
+    from 2.1 to 100, their quantiles cover 68 % to within 0.4 %, and 90 % to within 1.1 %. At q = 0.1 they cover them to
+    within 0.1 and 0.2 %.
 
     Args:
         noise: squared scale of the Student t variate.

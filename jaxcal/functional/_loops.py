@@ -65,8 +65,8 @@ def scan(
         return lax.scan(jax.checkpoint(step) if again else step, carried(initial), arrays, reverse=reverse)
     state, kept = initial, []
     for each in reversed(_each(arrays)) if reverse else _each(arrays):
-        state, found = step(state, each)
-        kept.append(found)
+        state, output = step(state, each)
+        kept.append(output)
     return state, _stacked(kept[::-1] if reverse else kept)
 
 

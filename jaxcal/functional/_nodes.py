@@ -129,9 +129,9 @@ def over_nodes(kind: str, values: AnyArray, layout: Layout) -> AnyArray:
         return of_segments(values, layout.node, number, indices_are_sorted=True)
     of_parts = {"max": np.maximum, "min": np.minimum, "sum": np.add}[kind]
     nothing = {"max": -np.inf, "min": np.iinfo(np.int32).max, "sum": 0}[kind]
-    found, there = np.full(number, nothing, values.dtype), np.unique(layout.node)
-    found[there] = of_parts.reduceat(values, np.searchsorted(layout.node, there))
-    return found
+    results, there = np.full(number, nothing, values.dtype), np.unique(layout.node)
+    results[there] = of_parts.reduceat(values, np.searchsorted(layout.node, there))
+    return results
 
 
 def rank(residuals: AnyArray, layout: Layout) -> Ranked:

@@ -86,9 +86,9 @@ def inverse(order: Int[AnyArray, " n"]) -> Int[AnyArray, " n"]:
 def moved(values: Real[AnyArray, " n"], targets: Int[AnyArray, " n"]) -> Real[AnyArray, " n"]:
     """The permuted values: each value moves to its target place."""
     if namespace(values, targets) is np:
-        found = np.empty_like(values)
-        found[targets] = values
-        return found
+        permuted = np.empty_like(values)
+        permuted[targets] = values
+        return permuted
     return jnp.zeros_like(values).at[targets].set(values, unique_indices=True)
 
 

@@ -149,8 +149,8 @@ def _derivatives(
     """
     s = _scaled(part)
     squares, a, ones = s * s, weights[:, None], np.ones_like(s[:, :1])
-    found = gram @ np.concatenate([a, s * a, squares * a], axis=1)
-    by_weights, by_rows, by_squares = np.split(found, [1, 1 + s.shape[1]], axis=1)
+    gram_products = gram @ np.concatenate([a, s * a, squares * a], axis=1)
+    by_weights, by_rows, by_squares = np.split(gram_products, [1, 1 + s.shape[1]], axis=1)
     np.multiply(inverse, gram, out=gram)
     weighted = gram @ np.concatenate([ones, s], axis=1)
     total, of_rows = (a * by_weights - weighted[:, :1]) / 2, (a * by_rows - weighted[:, 1:]) / 2

@@ -31,7 +31,7 @@ def nearest(
     """
     n, m = len(parts[0].rows), len(at[0])
     scaled = [(part.rows / part.lengthscale, points / part.lengthscale) for part, points in zip(parts, at, strict=True)]
-    at_once, found = max(1, _COVARIANCES // n), []
+    at_once, neighbors = max(1, _COVARIANCES // n), []
     for first in range(0, m, at_once):
         some = slice(first, first + at_once)
         total = np.zeros((len(at[0][some]), n), np.float32)
@@ -41,8 +41,8 @@ def nearest(
             total[np.arange(len(total)), without[some]] = -np.inf
         chosen = np.argpartition(total, n - number, axis=1)[:, n - number :]
         # Sorted, so that the order does not depend on the search.
-        found.append(np.sort(chosen, axis=1))
-    return np.concatenate(found)
+        neighbors.append(np.sort(chosen, axis=1))
+    return np.concatenate(neighbors)
 
 
 def _exponents(a: Float[np.ndarray, "m d"], b: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "m n"]:
@@ -193,10 +193,10 @@ def _crps(
     first = 0
     for k, part in enumerate(parts):
         cross = of_cross * solved.crosses[k]
-        found = _by_part(part, solved.offsets[k], solved.grams[k], a, b, cross)
-        found[0] += latent.sum() * part.variance
-        gradient[first : first + len(found)] += found
-        first += len(found)
+        slopes = _by_part(part, solved.offsets[k], solved.grams[k], a, b, cross)
+        slopes[0] += latent.sum() * part.variance
+        gradient[first : first + len(slopes)] += slopes
+        first += len(slopes)
     return float((error * by_error + std * spread).sum()), gradient
 
 
@@ -227,8 +227,8 @@ def _by_part(
     is G_kl (s_k - s_l)^2, with s the rows in lengthscales.
     """
     squares, right = offsets**2, b[..., None]
-    found = gram @ np.concatenate([right, offsets * right, squares * right], axis=-1)
-    by_one, by_offsets, by_squares = np.split(found, [1, 1 + offsets.shape[-1]], axis=-1)
+    products = gram @ np.concatenate([right, offsets * right, squares * right], axis=-1)
+    by_one, by_offsets, by_squares = np.split(products, [1, 1 + offsets.shape[-1]], axis=-1)
     # sum_l G_kl (s_k - s_l)^2 b_l = s_k^2 (G b)_k - 2 s_k (G s b)_k + (G s^2 b)_k.
     sums = squares * by_one - 2 * offsets * by_offsets + by_squares
     by_lengthscale = np.tensordot(a, sums, axes=2) + np.tensordot(cross, squares, axes=2)

@@ -49,8 +49,8 @@ def p_values(scores: Real[ArrayLike, " n"], tau: Real[ArrayLike, " n"]) -> Float
         jnp.pad(jnp.searchsorted(in_order, scores, side=side).astype(jnp.int32), padding) for side in ("left", "right")
     ]
     nothing = jnp.zeros_like(scores)  # only the counts are used
-    found = _wavelet.count_and_sum_below(ranks, nothing, _wavelet.prefix_sums(nothing), bounds)
-    smaller, not_larger = (count[:n] for count, _ in found)
+    counts_and_sums = _wavelet.count_and_sum_below(ranks, nothing, _wavelet.prefix_sums(nothing), bounds)
+    smaller, not_larger = (count[:n] for count, _ in counts_and_sums)
     equal = (not_larger - smaller + 1).astype(scores.dtype)
     larger = (places - not_larger).astype(scores.dtype)
     return (larger + jnp.asarray(tau, scores.dtype) * equal) / (places + 1).astype(scores.dtype)

@@ -104,8 +104,8 @@ def solve(
         leaving = int(np.argmax(excess))
         if excess[leaving] <= 1e-9:
             duals = np.clip(duals, level - 1, level)
-            found = basis.astype(np.int32), inverse.astype(dtype), duals.astype(dtype), side.astype(np.int8)
-            return Vertex(*map(jax.device_put, found))
+            parts = basis.astype(np.int32), inverse.astype(dtype), duals.astype(dtype), side.astype(np.int8)
+            return Vertex(*map(jax.device_put, parts))
         upwards = 1 if duals[leaving] > level else -1
         passed = _downhill(features @ (-upwards * inverse[:, leaving]), residuals, side, excess[leaving])
         # Sides change here alone. Near the regression, the sign of a rounded residual may not be the side of its row.
@@ -181,8 +181,8 @@ def cutoffs(
     fill = batches * at_once - count
     new = jnp.pad(new, ((0, fill), (0, 0)), mode="edge").reshape(batches, at_once, -1)
     dual = jnp.pad(dual, (0, fill), mode="edge").reshape(batches, at_once)
-    found = lax.map(lambda batch: jax.vmap(find)(*batch), (new, dual))
-    return jax.tree.map(lambda values: values.reshape(-1)[:count], found)
+    in_batches = lax.map(lambda batch: jax.vmap(find)(*batch), (new, dual))
+    return jax.tree.map(lambda values: values.reshape(-1)[:count], in_batches)
 
 
 def _cutoff(

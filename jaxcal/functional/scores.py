@@ -460,8 +460,8 @@ def _fraction_below_less_above(z: Float[Array, " n"], fractions: Float[Array, " 
     steps = ordered[1:] > ordered[:-1]
     first = jax.lax.cummax(jnp.concatenate([places[:1], jnp.where(steps, places[1:], 0)]))
     after = jax.lax.cummin(jnp.concatenate([jnp.where(steps, places[1:], n), places[:1] + n]), reverse=True)
-    found = at(upto, first) + at(upto, after) - upto[-1]
-    return jnp.zeros_like(z).at[order].set(found, unique_indices=True, mode="promise_in_bounds")
+    differences = at(upto, first) + at(upto, after) - upto[-1]
+    return jnp.zeros_like(z).at[order].set(differences, unique_indices=True, mode="promise_in_bounds")
 
 
 def _mean_density_of_quantiles(num_rows: int) -> float:

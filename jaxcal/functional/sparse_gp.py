@@ -257,14 +257,14 @@ def _capacity(sums: RowSums, noise_variance) -> Float[AnyArray, "m m"]:
 
 @eqx.filter_custom_vjp
 @exact_products
-def _streamed_sums(given):
-    """Outer and cross of `RowSums`; `given` is (covariances, whiten, rows, targets, precisions)."""
-    return _sums(given)
+def _streamed_sums(arguments):
+    """Outer and cross of `RowSums`; `arguments` is (covariances, whiten, rows, targets, precisions)."""
+    return _sums(arguments)
 
 
 @exact_products
-def _sums(given):
-    covariances, whiten, *of_rows = given
+def _sums(arguments):
+    covariances, whiten, *of_rows = arguments
 
     def add(sums, chunk):
         rows, targets, precisions = chunk
@@ -278,16 +278,16 @@ def _sums(given):
 
 @_streamed_sums.def_fwd
 @exact_products
-def _streamed_sums_fwd(perturbed, given):
+def _streamed_sums_fwd(perturbed, arguments):
     del perturbed
     # Not `_streamed_sums` itself, so that the derivative can be differentiated again.
-    sums = _sums(given)
+    sums = _sums(arguments)
     return sums, sums
 
 
 @_streamed_sums.def_bwd
 @exact_products
-def _streamed_sums_bwd(sums, cotangents, perturbed, given):
+def _streamed_sums_bwd(sums, cotangents, perturbed, arguments):
     """One more pass over the rows, with the cotangents of the sums known: no chunk's covariances are kept.
 
     Let G be the symmetrized cotangent of the outer sum, and let g be the cotangent of the cross sum. Let
@@ -300,7 +300,7 @@ def _streamed_sums_bwd(sums, cotangents, perturbed, given):
     M has large entries that cancel. In float64 that costs five digits of sixteen. In float32 it costs all digits, so
     M k is computed in two products there.
     """
-    covariances, whiten, *of_rows = given
+    covariances, whiten, *of_rows = arguments
     outer, cross = sums
     # If nothing depends on a sum, its cotangent is None.
     cotangents = [

@@ -165,7 +165,7 @@ class _Problem:
         by_row = whiten.T @ known.mean / noise
         by_pair = whiten.T @ ((is_open * eye - inverse - square) / noise) @ whiten
         of_points = whiten.T @ (is_open * known.outer / noise - eye + inverse + square) @ whiten / -2
-        found, by_precision = [_ByPart(part) for part in self.points], np.empty(len(targets))
+        sums, by_precision = [_ByPart(part) for part in self.points], np.empty(len(targets))
         for some in _chunks(len(targets)):
             grams = self.grams(some.start)
             gram = _total(grams)
@@ -173,19 +173,19 @@ class _Problem:
             by_precision[some] = np.einsum("mn,mn->n", cotangent, gram) / 2 + (by_row @ gram) * targets[some]
             cotangent += by_row[:, None] * targets[some]
             cotangent *= self.precisions[some]
-            for part, each, one in zip(found, self.rows, grams, strict=True):
+            for part, each, one in zip(sums, self.rows, grams, strict=True):
                 one *= cotangent
                 part.add(each[some], one)
         by_precision += 1 / self.precisions / 2 - (is_open * self.prior + targets**2) / noise / 2
-        for part in found:
+        for part in sums:
             part.add_points(of_points)
         by_gap = is_open * float(self.precisions.sum()) / noise / 2
         return Gradient(
-            by_parts=np.concatenate([part.by_hyperparameters for part in found]),
+            by_parts=np.concatenate([part.by_hyperparameters for part in sums]),
             by_prior=self.jitter * float(np.trace(of_points)) - by_gap,
             by_noise=self._by_noise(known),
             by_relative=-by_precision * self.precisions**2,
-            by_points=tuple(part.by_points / part.part.lengthscale for part in found),
+            by_points=tuple(part.by_points / part.part.lengthscale for part in sums),
         )
 
     def _by_noise(self, known: _Known) -> float:
@@ -204,8 +204,8 @@ class _ByPart:
     def add(self, rows: Float[np.ndarray, "n d"], weighted: Float[np.ndarray, "m n"], times: float = 1.0) -> None:
         """Add the sums over rows; `weighted` is the cotangent times their covariances with the points."""
         s, points = _scaled(self.part, rows), self.points
-        found = weighted @ np.concatenate([np.ones_like(s[:, :1]), s], axis=1)
-        by_point, by_rows, by_row = found[:, :1], found[:, 1:], weighted.sum(axis=0)
+        products = weighted @ np.concatenate([np.ones_like(s[:, :1]), s], axis=1)
+        by_point, by_rows, by_row = products[:, :1], products[:, 1:], weighted.sum(axis=0)
         self.total += float(by_point.sum())
         # The derivative of K is K (s - z)^2 by the log of a lengthscale, and K (s - z) / lengthscale by a point.
         self.by_columns += (points**2 * by_point - 2 * points * by_rows).sum(axis=0) + by_row @ s**2
@@ -237,9 +237,9 @@ def covariance(part: Part, rows: Float[np.ndarray, "n d"]) -> Float[np.ndarray, 
 
 def _of_points(part: Part) -> Float[np.ndarray, "m m"]:
     """K(z, z) with an exact diagonal, where the rounding of large rows would show."""
-    found = covariance(part, part.rows)
-    found.flat[:: len(found) + 1] = float(part.variance)
-    return found
+    gram = covariance(part, part.rows)
+    gram.flat[:: len(gram) + 1] = float(part.variance)
+    return gram
 
 
 def _scaled(part: Part, rows: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n d"]:

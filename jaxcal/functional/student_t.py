@@ -156,8 +156,8 @@ def icdf(p: Float[ArrayLike, "*#n"], df: PerRow) -> Float[AnyArray, "*n"]:
         >>> print(icdf(jnp.array([0.25, 0.5, 0.75]), 1.0).round(4))
         [-1.  0.  1.]
     """
-    xp, *given = in_one_dtype(p, df)
-    p, df = xp.broadcast_arrays(*given)
+    xp, *operands = in_one_dtype(p, df)
+    p, df = xp.broadcast_arrays(*operands)
     lower = xp.less_equal(p, 0.5)
     tail = xp.where(lower, p, 1 - p)  # exact, and so the upper tail is as precise as the lower one
     z = special(tail).ndtri(tail)

@@ -108,8 +108,8 @@ def curve_of(
         rows = [*below, *at_most, below[1] & ~at_most[0]]
         return xp.stack([share(each, dtype, weights) for each in rows])
 
-    found = one_by_one(fractions, levels.T).T
-    return Curve(levels, found[:2], found[2:4], found[4])
+    observed = one_by_one(fractions, levels.T).T
+    return Curve(levels, observed[:2], observed[2:4], observed[4])
 
 
 def ece_of(curve: Curve) -> Scalar:

@@ -44,7 +44,7 @@ class Ranked(NamedTuple):
 
 
 class Problem(eqx.Module):
-    """The rows of a search for splits, and which splits are admissible; the attributes are those of `best_splits`."""
+    """The rows of a search for splits, and which splits are admissible; the attributes are as in `best_splits`."""
 
     x: Float[AnyArray, "n d"]
     residuals: Float[AnyArray, " n"]

@@ -56,8 +56,7 @@ def student_t_bound(weights: Float[AnyArray, " n"], df: Float[AnyArray, ""]) -> 
     xp, functions = namespace(weights, df), special(weights, df)
     shape, prior = (df + 1) / 2, df / 2
     gap = functions.digamma(shape) - xp.log(shape)  # E log w - log E w.
-    # KL(q || p) = -entropy(q) - E_q log p(w). The prior has a = df / 2 and
-    # log p(w) = a log a - log Gamma(a) + (a - 1) log w - a w.
+    # KL(q || p) = -entropy(q) - E_q log p(w), with the prior p = Gamma(a, a) and a = df / 2.
     entropy = shape - xp.log(shape / weights) + functions.gammaln(shape) + (1 - shape) * functions.digamma(shape)
     log_prior = prior * xp.log(prior) - functions.gammaln(prior)
     return (gap / 2 + entropy + log_prior + (prior - 1) * (gap + xp.log(weights)) - prior * weights).sum()

@@ -61,7 +61,7 @@ def excess(end: Float[AnyArray, "*n"]) -> tuple[Float[AnyArray, "*n"], Float[Any
 
 
 def square_of_survival(end: Float[AnyArray, "*n"]) -> Float[AnyArray, "*n"]:
-    """The integral of `survival`^2 from the end on: what the tail adds to a CRPS.
+    """The integral of `survival`^2 from the end on, which the tail adds to a CRPS.
 
     Let t = -end and h = phi(t) / Phi(t). The integral is t + 2 h - Phi(sqrt(2) t) / (sqrt(pi) Phi(t)^2). For end > 0 it
     is written in the mean excesses e over end and e' over sqrt(2) end, so that nothing cancels.

@@ -334,7 +334,7 @@ def replace_in_sorted(
     Args:
         table: [L] values in increasing order.
         old: a value of the table.
-        new: what takes its place.
+        new: the value that takes its place.
 
     Example:
         >>> print(replace_in_sorted(jnp.array([1.0, 2.0, 4.0, 8.0]), 2.0, 5.0))

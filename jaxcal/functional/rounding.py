@@ -3,7 +3,8 @@
 In floating point loc + scale * ((y - loc) / scale) is not y. With u = eps / 2, the difference, the quotient and the
 product are each off by u of |scale z|. The sum is off by u of the end. Together that is 2 eps of the largest size.
 An interval that ends at a calibration row's own value would lose each new row of that value. So ends are moved outward
-by 4 eps of the largest size, which is 4 to 8 units in its last place. A value within that of an end counts as equal.
+by 4 eps of the largest size, which is 4 to 8 units in its last place. A value within that distance of an end counts as
+equal.
 """
 
 from collections.abc import Callable

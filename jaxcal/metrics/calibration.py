@@ -84,7 +84,7 @@ def coverage(
 ) -> Scalar:
     """Fraction of the targets inside the central interval, l <= y <= u; it should equal `confidence_level`.
 
-    The interval is closed, as in conformal guarantees. A `Point` covers only what it hits exactly.
+    The interval is closed, as in conformal guarantees. A `Point` covers only targets that it hits exactly.
 
     Raises:
         ValueError: if the confidence level lies outside (0, 1).

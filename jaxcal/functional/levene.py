@@ -582,7 +582,7 @@ def _best_of_partitions(
 def _best_of_cuts(
     categories: Int[Array, " n"], residuals: Float[Array, " n"], min_leaf: ArrayLike, num_categories: int, center: str
 ) -> Subset:
-    """The best cut of the categories in the order of their mean deviations: a split of a feature, their place in it."""
+    """The best cut of the categories in the order of their mean deviations: a split by their place in this order."""
     counted = (categories >= 0) & (categories < num_categories)
     nodes = jnp.where(counted, 0, -1)
     layout = layout_of(nodes, residuals, 1)

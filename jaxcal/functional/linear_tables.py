@@ -101,7 +101,8 @@ def make(
     ranks = [_bin_ranks(int(size)) for size in sizes]
     first = np.concatenate([[0], np.cumsum([len(each) for each in ranks])])
     at_ends = np.concatenate(ranks) - 1 + np.repeat(start[:-1], np.diff(first))
-    # Ends that belong to no group pad them to a power of 2, so that groups of other sizes rarely need another program.
+    # The ends are padded to a power of 2, so that groups of other sizes rarely need another program. No group has the
+    # padding.
     at_ends = np.pad(at_ends, (0, (1 << int(len(at_ends) - 1).bit_length()) - len(at_ends)), mode="edge")
     whole = lambda numbers: jax.device_put(numbers.astype(np.int32))
     return _make(values, whole(np.asarray(group)), weights, whole(start), whole(at_ends), whole(first))

@@ -176,9 +176,9 @@ def jackknife_plus_quantile(
     k-th largest of the c_i - w_i. So the central interval at level 1 - a goes from rank floor(a (L + 1)) to rank
     ceil((1 - a) (L + 1)). No finite value does at rank L + 1, where the quantiles are -inf and +inf.
 
-    At low confidence levels these ends may cross. So the quantile at p = 1/2 is the median of the centers. Above it, a
-    quantile is at least this median, and below it, a quantile is at most this median. With this, quantiles increase
-    with p, and intervals can only become wider.
+    At low confidence levels these ends may cross. So the quantile at p = 1/2 is the median of the centers. For p > 1/2
+    a quantile is at least this median, and for p < 1/2 it is at most this median. So quantiles increase with p, and
+    intervals can only become wider.
 
     Args:
         centers: [L], in any order.

@@ -37,7 +37,7 @@ def tolerance(*sizes: Float[AnyArray, "..."]) -> Float[AnyArray, "..."]:
 def outward(
     end: Float[AnyArray, "..."], side: Real[ArrayLike, "..."], *sizes: Float[AnyArray, "..."]
 ) -> Float[AnyArray, "..."]:
-    """The end of an interval, moved outward by the `tolerance` of its size and of the others; infinite ones stay.
+    """The end of an interval, moved outward by the `tolerance` of its size and the other sizes; infinite ends stay.
 
     Args:
         end: the ends, of any shape.
@@ -70,7 +70,7 @@ def beyond(
     side: Real[ArrayLike, "..."],
     *sizes: Float[AnyArray, "..."],
 ) -> Float[AnyArray, "..."]:
-    """A quantile moved outward until the cdf there is beyond its level, so that all y of that level lie inside.
+    """A quantile, moved outward until the cdf there is beyond the level, so that all y of that level lie inside.
 
     Units in the last place do not say how far that is: a cdf near 1 is the same for a wide range of y. The
     first move is the move of `outward`, and each further move is twice as long. The cdf is beyond the level if it

@@ -434,7 +434,7 @@ def _integral_of_product(a: Array, b: Array, c: Array, d: Array, s: Array | floa
 
 
 def _half_distances(z: Float[Array, " n"], fractions: Float[Array, " n"]) -> Float[Array, " n"]:
-    """For every value a number whose mean is half the mean of |z_i - z_j| over all pairs, by one sort."""
+    """A number for every value, by one sort; their mean is half the mean of |z_i - z_j| over all pairs."""
     # The factor of z is twice the mid-rank minus 1. It is constant in z between ties, so it is the derivative, too.
     return z * _fraction_below_less_above(jax.lax.stop_gradient(z), fractions)
 

@@ -184,7 +184,7 @@ def reaching(tables: Tables, group: GroupOfRows, p: OfRows, new: OfRows, skipped
 
 
 def _reached_from_above(tables: Tables, group: GroupOfRows, p: OfRows, new: OfRows) -> OfRows:
-    """The greatest value from which on the sum of the weights is p (W + w); -inf if there is none."""
+    """The greatest value from which on the sum of the weights reaches p (W + w); else -inf."""
     start, end, total = tables.start[group], tables.start[group + 1], _totals(tables, group)
     target = p * (total + new)
     tolerance = _tolerance(target, total, end - start)

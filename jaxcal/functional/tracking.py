@@ -61,7 +61,7 @@ def saturated_integral(
 ) -> Float[Array, ""]:
     """The integral part of conformal PID control: r_t(x) = K tan(x log(t + 1) / (C (t + 1))), infinite beyond +-pi/2.
 
-    As it becomes infinite, |x| never exceeds C (pi / 2) (t + 1) / log(t + 1) + 1 from t = 3 on.
+    Because it becomes infinite, |x| never exceeds C (pi / 2) (t + 1) / log(t + 1) + 1 from t = 3 on.
 
     Args:
         excess: x, the number of missed rows less the number expected.

@@ -1,4 +1,4 @@
-"""Pure functions of arrays, which know nothing of the rest of the library."""
+"""Pure functions of arrays, which do not depend on the rest of the library."""
 
 import lazy_loader
 

@@ -1,7 +1,8 @@
-"""LAPACK's Cholesky factor and the inverse that belongs to it, while which other threads of Python run.
+"""LAPACK's Cholesky factor and the inverse from it, computed while other threads of Python run.
 
-SciPy's own functions hold Python's lock while they compute: fits in two threads waited for each other. SciPy shows
-the same routines for callers from C, `scipy.linalg.cython_lapack`; called so they do not hold it.
+SciPy's own functions hold Python's lock while they compute, so fits in two threads waited for each other. SciPy also
+offers the same routines to callers from C, in `scipy.linalg.cython_lapack`. Called from there, they do not hold the
+lock.
 """
 
 import ctypes
@@ -18,7 +19,7 @@ _Routine = ctypes.CFUNCTYPE(None, ctypes.c_char_p, _INT, ctypes.c_void_p, _INT, 
 
 
 def factorize(gram: Float[np.ndarray, "n n"]) -> bool:
-    """The lower Cholesky factor in place of the lower triangle of a matrix; False where it is not positive definite.
+    """Overwrite the lower triangle of a matrix with its Cholesky factor; False if it is not positive definite.
 
     Args:
         gram: stored by columns.
@@ -32,7 +33,7 @@ def factorize(gram: Float[np.ndarray, "n n"]) -> bool:
 
 
 def invert(factor: Float[np.ndarray, "n n"]) -> None:
-    """The lower triangle of the inverse of a matrix in place of its lower Cholesky factor.
+    """Overwrite the lower Cholesky factor of a matrix with the lower triangle of the matrix's inverse.
 
     Args:
         factor: stored by columns.
@@ -47,7 +48,7 @@ def invert(factor: Float[np.ndarray, "n n"]) -> None:
 
 
 def _called(name: str, matrix: Float[np.ndarray, "n n"]) -> bool:
-    """Whether a routine found what it does to a lower triangle, in place."""
+    """Run a routine of LAPACK on a lower triangle, in place; whether it succeeded."""
     if not (matrix.flags.f_contiguous and matrix.flags.writeable):
         raise ValueError("the matrix must be stored by columns, and be writable.")
     size, status = ctypes.c_int(len(matrix)), ctypes.c_int()

@@ -1,4 +1,4 @@
-"""What the loops of all layers have in common."""
+"""Loops for all layers: over JAX's arrays as parts of a program, over NumPy's arrays without compilation."""
 
 from collections.abc import Callable
 from functools import partial
@@ -15,27 +15,28 @@ T = TypeVar("T")
 
 
 def over_leading_axis(fun: Callable[[Any], Any], arrays: Any, *, at_once: int | None = None) -> Any:
-    """`fun` over the leading axis of the arrays: one after the other on a CPU, else all, or so many, at once.
+    """`fun` over the leading axis of the arrays: one by one on a CPU, elsewhere all or `at_once` of them together.
 
-    NumPy's arrays are taken by a loop that compiles nothing.
+    For NumPy's arrays it is a loop that compiles nothing.
     """
     if namespace(*jax.tree.leaves(arrays)) is np:
         return _stacked([fun(each) for each in _each(arrays)])
-    traced = jax.jit(fun)  # once for both
+    traced = jax.jit(fun)  # traced once for both platforms
     together = jax.vmap(traced) if at_once is None else partial(lax.map, traced, batch_size=at_once)
     return lax.platform_dependent(arrays, cpu=partial(lax.map, traced), default=together)
 
 
 def carried(initial: T) -> T:
-    """The initial values of a loop as its steps give them, where devices have rows or runs of their own.
+    """The initial values of a loop, with the type that its steps return where devices have rows or runs of their own.
 
-    Inside of `jax.shard_map` a constant is known to be the same on all devices, and what follows from their data is
-    not: a loop may not begin with the one and go on with the other. Elsewhere these are the values as they are.
+    Inside of `jax.shard_map`, the type of a constant says that it is the same on all devices. The type of a result of
+    their data says that it varies. A loop may not begin with the first type and continue with the second. Outside of
+    `jax.shard_map` the values are returned as they are.
     """
     axes = jax.sharding.get_abstract_mesh().manual_axes
     if not axes:
         return initial
-    # To choose between a value and itself depends on the device, and is no operation once it is compiled.
+    # The condition varies over the devices, and so does the type of the result. A compiled program has no such choice.
     here = lax.pcast(jnp.zeros((), bool), axes, to="varying")
     return jax.tree.map(lambda value: jnp.where(here, value, value), initial)
 
@@ -43,14 +44,17 @@ def carried(initial: T) -> T:
 def scan(
     step: Callable[[T, Any], tuple[T, Any]], initial: T, arrays: Any, *, reverse: bool = False, again: bool = False
 ) -> tuple[T, Any]:
-    """`lax.scan`, which of NumPy's arrays is a loop that compiles nothing.
+    """`lax.scan`; for NumPy's arrays, a loop that compiles nothing.
 
     Args:
-        step: `step(state, each)` gives the next state, and what is kept.
+        step: `step(state, each)` returns the next state, and an output of this step.
         initial: the first state.
         arrays: with a leading axis, along which the steps go.
-        reverse: whether they begin at its end.
-        again: whether a gradient computes each step again: what is kept for it does not grow with their number.
+        reverse: whether the steps begin at the end of that axis.
+        again: whether a gradient computes each step again. Then it keeps the state of every step, and no other result.
+
+    Returns:
+        the last state, and the outputs of all steps, stacked.
 
     Example:
         >>> running = lambda total, each: (total + each, total + each)
@@ -61,13 +65,13 @@ def scan(
         return lax.scan(jax.checkpoint(step) if again else step, carried(initial), arrays, reverse=reverse)
     state, kept = initial, []
     for each in reversed(_each(arrays)) if reverse else _each(arrays):
-        state, found = step(state, each)
-        kept.append(found)
+        state, output = step(state, each)
+        kept.append(output)
     return state, _stacked(kept[::-1] if reverse else kept)
 
 
 def while_loop(unfinished: Callable[[T], Any], step: Callable[[T], T], initial: T) -> T:
-    """`lax.while_loop`, which of NumPy's arrays is a loop that compiles nothing.
+    """`lax.while_loop`; for NumPy's arrays, a loop that compiles nothing.
 
     Example:
         >>> while_loop(lambda number: number < 10, lambda number: 2 * number, np.array(1)).item()

@@ -1,4 +1,4 @@
-"""Rows node after node: where the rows of every node of a tree lie, their residuals ranked, and where it may split."""
+"""Rows in the order of a tree's nodes: the places of every node, its ranked residuals, and its admissible splits."""
 
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ from jaxcal.functional import _wavelet
 
 
 class Layout(NamedTuple):
-    """Rows node after node; those of no node come last, as if in a node of their own."""
+    """Rows in the order of their nodes; the rows of no node come last, like one more node."""
 
     nodes: AnyArray | None
     """The node of every row [n], or None where there is one node of all rows."""
@@ -34,17 +34,17 @@ class Ranked(NamedTuple):
 
     layout: Layout
     residuals: AnyArray
-    """[n], less the median of the node, in units of the mean deviation from it; 0 in no node."""
+    """[n], minus the node's median, in units of the node's mean deviation from it; 0 for rows of no node."""
     ranks: AnyArray
     """[n], a permutation."""
     ordered: AnyArray
-    """[padded], by rank."""
+    """[padded], the residuals in the order of their ranks."""
     sums: AnyArray
-    """[padded], of those with lower ranks."""
+    """[padded], the sums of the residuals with lower ranks."""
 
 
 class Problem(eqx.Module):
-    """Rows in which splits are searched, and which splits are admissible; the attributes are those of `best_splits`."""
+    """The rows of a search for splits, and which splits are admissible; the attributes are as in `best_splits`."""
 
     x: Float[AnyArray, "n d"]
     residuals: Float[AnyArray, " n"]
@@ -59,14 +59,14 @@ class Problem(eqx.Module):
     def of(
         cls, x: Any, residuals: Any, orders: Any, nodes: Any, min_leaf: int, num_nodes: int, center: str, step: int
     ) -> "Problem":
-        """What was given, checked."""
+        """The checked arguments."""
         x = _checks.as_matrix("x", x)
         residuals = _checks.as_vector("residuals", residuals, length=x.shape[0])
         _checks.check_choice("center", center, ("mean", "median"))
         for name, value in (("min_leaf", min_leaf), ("num_nodes", num_nodes), ("step", step)):
             _checks.check_at_least(name, value, 1)
         if nodes is not None:
-            nodes = jnp.asarray(in_jax(nodes))  # NumPy's arrays without a program
+            nodes = jnp.asarray(in_jax(nodes))  # for NumPy's arrays this compiles no program
             _checks.check_length("nodes", nodes, x.shape[0])
         if orders is not None and (orders := jnp.asarray(orders)).shape != x.shape[::-1]:
             raise ValueError(f"orders must have shape (d, n) = {x.shape[::-1]}; got {orders.shape}.")
@@ -75,12 +75,12 @@ class Problem(eqx.Module):
 
     @property
     def layout(self) -> Layout:
-        """Where the rows of every node lie."""
+        """The places of the rows of every node."""
         return layout_of(self.nodes, self.x, self.num_nodes)
 
 
 def layout_of(nodes: AnyArray | None, rows: AnyArray, num_nodes: int) -> Layout:
-    """Where the rows of every node lie."""
+    """The places of the rows of every node."""
     xp, n = namespace(rows), rows.shape[0]
     places = xp.arange(_wavelet.padded_length(n), dtype=np.int32)
     if nodes is None:
@@ -94,14 +94,14 @@ def layout_of(nodes: AnyArray | None, rows: AnyArray, num_nodes: int) -> Layout:
 
 
 def number_of_each(numbers: AnyArray, length: int) -> AnyArray:
-    """How often each number below `length` is there."""
+    """How often each number below `length` occurs."""
     if namespace(numbers) is np:
         return np.bincount(numbers, minlength=length).astype(np.int32)
     return jnp.zeros(length, jnp.int32).at[numbers].add(1)
 
 
 def by_node(order: AnyArray, layout: Layout) -> AnyArray:
-    """An order of rows, kept within each node."""
+    """An order of rows, sorted by node; within each node the order does not change."""
     if layout.nodes is None:
         return order
     bits = (layout.first.shape[0] - 1).bit_length()
@@ -122,23 +122,23 @@ def means_of_nodes(values: AnyArray, layout: Layout) -> AnyArray:
 
 
 def over_nodes(kind: str, values: AnyArray, layout: Layout) -> AnyArray:
-    """The "max", "min" or "sum" of the values [padded] of every node's places [k + 1]."""
+    """The "max", "min" or "sum" of the values [padded] over the places of every node, [k + 1]."""
     number = layout.size.shape[0]
     if namespace(values) is jnp:
         of_segments = getattr(jax.ops, f"segment_{kind}")
         return of_segments(values, layout.node, number, indices_are_sorted=True)
     of_parts = {"max": np.maximum, "min": np.minimum, "sum": np.add}[kind]
     nothing = {"max": -np.inf, "min": np.iinfo(np.int32).max, "sum": 0}[kind]
-    found, there = np.full(number, nothing, values.dtype), np.unique(layout.node)
-    found[there] = of_parts.reduceat(values, np.searchsorted(layout.node, there))
-    return found
+    results, there = np.full(number, nothing, values.dtype), np.unique(layout.node)
+    results[there] = of_parts.reduceat(values, np.searchsorted(layout.node, there))
+    return results
 
 
 def rank(residuals: AnyArray, layout: Layout) -> Ranked:
-    """Rank and standardize the residuals within their nodes: T has no unit."""
+    """Rank and standardize the residuals within their nodes; neither their center nor their unit matters to T."""
     xp, n, nodes = namespace(residuals), residuals.shape[0], nodes_of_rows(layout, residuals)
     order = by_node(_wavelet.float_order(residuals), layout)
-    # Prefix sums need it, in float32 above all. A residual as the center leaves nothing of equal ones.
+    # Prefix sums need centered residuals, in float32 above all. The center is a residual: equal ones become exactly 0.
     centers = residuals[order[xp.minimum(layout.first + layout.size // 2, n - 1)]]
     residuals = residuals - centers[nodes]
     units = means_of_nodes(abs(residuals), layout)
@@ -155,7 +155,7 @@ def rank(residuals: AnyArray, layout: Layout) -> Ranked:
 
 
 def admissible_cuts(column: AnyArray, layout: Layout, min_leaf: ArrayLike, step: int) -> AnyArray:
-    """Whether a cut before each place [padded] may split the node there; `column` is in order within the nodes."""
+    """Whether a cut before each place [padded] may split the node there; `column` is sorted within each node."""
     xp = namespace(column)
     cut = xp.arange(layout.node.shape[0], dtype=np.int32)
     column = xp.pad(column, (1, cut.shape[0] - column.shape[0]))
@@ -166,7 +166,7 @@ def admissible_cuts(column: AnyArray, layout: Layout, min_leaf: ArrayLike, step:
 
 
 def centered_deviations(residuals: AnyArray, layout: Layout, center: str) -> AnyArray:
-    """|e - center of the node| less its mean over the node; the residuals are centered on a median."""
+    """|e - center of the node| minus its mean over the node; the residuals are centered on their node's median."""
     nodes = nodes_of_rows(layout, residuals)
     less_mean = lambda values: values - means_of_nodes(values, layout)[nodes]
     return less_mean(abs(less_mean(residuals) if center == "mean" else residuals))

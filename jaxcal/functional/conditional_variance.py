@@ -1,10 +1,11 @@
-"""Variances given what is known, as functions of the kernel's matrices, and what their derivatives are made of.
+"""Conditional variances as functions of the kernel's matrices, with their derivatives.
 
-- `explained_variance`: by how much rows lower the variance of others.
-- `leave_one_out_variance`: of every row given all others; Rasmussen & Williams (2006), eq. 5.12.
+- `explained_variance`: by how much rows lower the variance of other rows.
+- `leave_one_out_variance`: the variance of every row given all others; Rasmussen & Williams (2006), eq. 5.12.
 
-Each has a form that also gives its pullback, from a cotangent of the variances to those of the matrices: half of the
-time of differentiating through the factorization. NumPy's arrays are factorized by LAPACK.
+Each has a form that also returns its pullback, which maps the cotangent of the variances to the cotangents of the
+matrices. The pullback takes half of the time of differentiating through the factorization. NumPy's arrays are
+factorized by LAPACK.
 """
 
 from collections.abc import Callable
@@ -20,7 +21,7 @@ Vector = Float[AnyArray, " _"]
 
 
 def explained_variance(gram: Float[AnyArray, "n n"], cross: Float[AnyArray, "n m"]) -> Float[AnyArray, " m"]:
-    """k'G^-1 k of every column k: by how much n rows lower the variance of m others; `gram` holds the noise.
+    """k'G^-1 k of every column k: by how much n rows lower the variance of m others; `gram` includes the noise.
 
     >>> import numpy as np
     >>> explained_variance(2 * np.eye(2), np.ones((2, 1))).round(3).tolist()
@@ -33,10 +34,12 @@ def explained_variance(gram: Float[AnyArray, "n n"], cross: Float[AnyArray, "n m
 def explained_variance_and_pullback(
     gram: Float[AnyArray, "n n"], cross: Float[AnyArray, "n m"]
 ) -> tuple[Float[AnyArray, " m"], Callable[[Vector], tuple[Matrix, Matrix]]]:
-    """`explained_variance`, and the map of its cotangent to those of `gram` and `cross`.
+    """`explained_variance`, and the map of its cotangent to the cotangents of `gram` and `cross`.
 
-    Let A = G^-1 k, and w the cotangent of the result. G has the cotangent -A diag(w) A', and k has 2 A diag(w).
+    Let A = G^-1 k, and let w be the cotangent of the result. Then -A diag(w) A' is the cotangent of G, and 2 A diag(w)
+    is the cotangent of k.
     """
+    # G = L L', and k'G^-1 k = |L^-1 k|^2.
     factor = cholesky(gram)
     whitened = solve_lower(factor, cross)
 
@@ -50,7 +53,7 @@ def explained_variance_and_pullback(
 
 
 def leave_one_out_variance(gram: Float[AnyArray, "n n"]) -> Float[AnyArray, " n"]:
-    """1 / [G^-1]_ii: the variance of each row's target given those of all others; `gram` holds the noise.
+    """1 / [G^-1]_ii: the variance of each row's target given all other targets; `gram` includes the noise.
 
     >>> import numpy as np
     >>> leave_one_out_variance(2 * np.eye(2)).round(3).tolist()
@@ -63,10 +66,11 @@ def leave_one_out_variance(gram: Float[AnyArray, "n n"]) -> Float[AnyArray, " n"
 def leave_one_out_variance_and_pullback(
     gram: Float[AnyArray, "n n"],
 ) -> tuple[Float[AnyArray, " n"], Callable[[Vector], Matrix]]:
-    """`leave_one_out_variance`, and the map of its cotangent to the one of `gram`.
+    """`leave_one_out_variance`, and the map of its cotangent to the cotangent of `gram`.
 
-    With P = G^-1 and the cotangent w it is P diag(w / P_ii^2) P.
+    With P = G^-1 and the cotangent w of the result, the cotangent of G is P diag(w / P_ii^2) P.
     """
+    # P = L^-T L^-1, so P_ii is the sum of the squares of column i of L^-1.
     inverse = inverse_triangular(cholesky(gram))
     variance = 1 / column_squares(inverse)
 

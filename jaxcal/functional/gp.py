@@ -1,16 +1,17 @@
-"""Exact Gaussian processes, as algebra on Gram matrices; `sparse_gp` has those through inducing points.
+"""Exact Gaussian processes as algebra on Gram matrices; `sparse_gp` has processes with inducing points.
 
-The functions here know no kernel: they take the matrices that a kernel gives. A matrix that will be factorized
-must come with its noise or jitter already on the diagonal (`linalg.add_diagonal`).
+The functions here know no kernel: they take the matrices of a kernel. A matrix that will be factorized must have its
+noise or jitter on the diagonal already (`linalg.add_diagonal`).
 
-- `log_likelihood`: log p(y), Rasmussen & Williams (2006), eq. 2.30; eq. 4 of RIO, whose print lacks an inverse.
-- `likelihood_terms`: the same with its derivative by the covariance; `average_information`: the curvature that goes
-  with it, Gilmour, Thompson & Cullis (1995).
-- `greatest_log_likelihood`: what no log p(y) can exceed.
-- `posterior`, `predict`: eq. 5 and 6 of RIO, latent (without the noise); `conditional`: the same at one point given few
-  rows.
-- `leave_one_out`: errors and variances of each row given all others, from a posterior. `conditional_variance` has
-  variances alone, with their derivatives by the kernel's matrices.
+- `log_likelihood`: log p(y), Rasmussen & Williams (2006), eq. 2.30. It is eq. 4 of RIO, whose print lacks an inverse.
+- `likelihood_terms`: log p(y) with its derivative with respect to the covariance.
+- `average_information`: the curvature of log p(y), Gilmour, Thompson & Cullis (1995).
+- `greatest_log_likelihood`: an upper bound on log p(y).
+- `posterior`, `predict`: eq. 5 and 6 of RIO, for the latent function (without the noise).
+- `conditional`: the same at one point given few rows.
+- `leave_one_out`: errors and variances of each row given all others, from a posterior.
+
+The module `conditional_variance` has the variances alone, with their derivatives with respect to the kernel's matrices.
 """
 
 from typing import NamedTuple
@@ -41,15 +42,15 @@ LOG_2PI = 1.8378770664093453
 
 
 class Posterior(eqx.Module):
-    """A Gaussian process after data, as `predict` needs it.
+    """A Gaussian process given data, as `predict` needs it.
 
-    With k the covariances of a point with the m conditioning points (the training rows, or the inducing points):
-    mean = k . weights, variance = prior - |shrink k|^2 + |widen k|^2.
+    The m conditioning points are the training rows, or the inducing points. Let k be the covariances of a point with
+    them. Then mean = k . weights and variance = prior - |shrink k|^2 + |widen k|^2.
 
     Attributes:
         weights: [m].
         shrink: [m, m], the inverse Cholesky factor of the conditioning points' covariance.
-        widen: [m, m], what is still unknown at the inducing points; None for an exact posterior.
+        widen: [m, m], which adds the posterior variance at the inducing points; None for an exact posterior.
     """
 
     weights: Float[AnyArray, " m"]
@@ -64,11 +65,11 @@ class Posterior(eqx.Module):
 
 
 class LeaveOneOut(NamedTuple):
-    """What a process says of each of its own rows given all others, at the same hyperparameters.
+    """Predictions of a process for each of its rows given all others, at the same hyperparameters.
 
     Attributes:
         error: [n], target minus mean.
-        variance: [n], of the target: with the noise.
+        variance: [n], of the target, with the noise.
     """
 
     error: Float[AnyArray, " n"]
@@ -81,11 +82,11 @@ class LeaveOneOut(NamedTuple):
 
 
 def log_likelihood(gram: Float[AnyArray, "n n"], targets: Float[AnyArray, " n"]) -> Scalar:
-    """log N(y; 0, G) = -y' G^-1 y / 2 - log|G| / 2 - n log(2 pi) / 2, with G = K + noise I.
+    """log N(y; 0, G) = -y' G^-1 y / 2 - log|G| / 2 - n log(2 pi) / 2.
 
-    Rasmussen & Williams (2006), eq. 2.30. The derivative is the closed form of their eq. 5.9, which needs one
-    inverse of a triangular matrix: half the time of differentiating through the factorization. Not a number
-    where G is not positive definite.
+    Here G = K + noise I; Rasmussen & Williams (2006), eq. 2.30. The derivative is the closed form of their eq. 5.9. It
+    needs one inverse of a triangular matrix, and takes half the time of differentiating through the factorization. The
+    result is NaN where G is not positive definite.
 
     >>> import jax.numpy as jnp
     >>> round(log_likelihood(jnp.eye(2), jnp.zeros(2)).item(), 4)
@@ -96,13 +97,13 @@ def log_likelihood(gram: Float[AnyArray, "n n"], targets: Float[AnyArray, " n"])
 
 
 class LikelihoodTerms(NamedTuple):
-    """log p(y) and what its derivatives need.
+    """log p(y), and the terms of its derivatives.
 
     Attributes:
         value: log N(y; 0, G).
         weights: [n], a = G^-1 y.
-        inverse: [n, n], L^-1, of the Cholesky factor of G.
-        by_gram: [n, n], (a a' - G^-1) / 2, the derivative by G; Rasmussen & Williams (2006), eq. 5.9.
+        inverse: [n, n], L^-1, with the Cholesky factor L of G.
+        by_gram: [n, n], (a a' - G^-1) / 2, the derivative with respect to G; Rasmussen & Williams (2006), eq. 5.9.
     """
 
     value: Scalar
@@ -113,7 +114,8 @@ class LikelihoodTerms(NamedTuple):
 
 @exact_products
 def likelihood_terms(gram: Float[Array, "n n"], targets: Float[Array, " n"]) -> LikelihoodTerms:
-    """`log_likelihood` with its derivative by the covariance, from one factorization of its lower triangle."""
+    """`log_likelihood` with its derivative with respect to G, from one factorization of the lower triangle of G."""
+    # G = L L', a = G^-1 y = L^-T (L^-1 y), y' G^-1 y = |L^-1 y|^2.
     factor = lax.linalg.cholesky(gram, symmetrize_input=False)
     inverse = inverse_triangular(factor)
     whitened = inverse @ targets
@@ -126,19 +128,19 @@ def likelihood_terms(gram: Float[Array, "n n"], targets: Float[Array, " n"]) -> 
 def average_information(inverse: Float[Array, "n n"], gradients: Float[Array, "n p"]) -> Float[Array, "p p"]:
     """(G_i a)' G^-1 (G_j a) / 2, the average of the observed and the expected information on hyperparameters i and j.
 
-    Gilmour, Thompson & Cullis (1995), eq. 6. Never negative; O(n^2) a hyperparameter, where either of the two would
-    need a product of matrices. It omits the second derivatives of G.
+    Gilmour, Thompson & Cullis (1995), eq. 6. It is positive semidefinite. It takes O(n^2) time per hyperparameter,
+    where either information alone needs a product of matrices. It omits the second derivatives of G.
 
     Args:
-        inverse: L^-1, of the Cholesky factor of G, as `likelihood_terms` has it.
-        gradients: the columns G_i a, with a = G^-1 y and G_i the derivative of G by hyperparameter i.
+        inverse: L^-1, with the Cholesky factor L of G, as in `likelihood_terms`.
+        gradients: the columns G_i a, with a = G^-1 y and G_i the derivative of G with respect to hyperparameter i.
     """
     whitened = inverse @ gradients
     return whitened.T @ whitened / 2
 
 
 def greatest_log_likelihood(n: int | Int[AnyArray, ""], noise_variance: ArrayLike) -> Float[AnyArray, ""]:
-    """-n log(2 pi noise) / 2: no targets have a greater log N(y; 0, G) where G is at least noise I.
+    """-n log(2 pi noise) / 2: no targets have a greater log N(y; 0, G) if G is at least noise I.
 
     >>> round(greatest_log_likelihood(2, 1.0).item(), 4)
     -1.8379
@@ -150,7 +152,8 @@ def greatest_log_likelihood(n: int | Int[AnyArray, ""], noise_variance: ArrayLik
 
 @exact_products
 def posterior(gram: Float[AnyArray, "n n"], targets: Float[AnyArray, " n"]) -> Posterior:
-    """The posterior given all rows; `gram` holds the noise on its diagonal."""
+    """The posterior given all rows; `gram` includes the noise on its diagonal."""
+    # weights = L^-T L^-1 y = G^-1 y.
     shrink = inverse_factor(gram)
     return Posterior(weights=shrink.T @ (shrink @ targets), shrink=shrink, widen=None)
 
@@ -162,7 +165,7 @@ def predict(
     """Latent means and variances at one point, or at several; RIO, eq. 5 and 6.
 
     Args:
-        posterior: what `posterior` or `sparse_posterior` gave.
+        posterior: the result of `posterior` or `sparse_gp.posterior`.
         cross: the points' covariances with the conditioning points.
         prior_variance: the points' covariances with themselves.
     """
@@ -185,7 +188,8 @@ def conditional(
         targets: of the rows.
         prior_variance: the point's covariance with itself.
     """
-    # Its derivatives are solves with the same factor; through the factorization they would take most of the time.
+    # The derivatives of `solve` are solves with the same factor. Derivatives of a factorization would take most of the
+    # time. mean = c'G^-1 y, variance = prior - c'G^-1 c.
     shares = solve(gram, cross, assume_a="pos")
     return shares @ targets, jnp.maximum(prior_variance - shares @ cross, 0)
 
@@ -194,7 +198,7 @@ def leave_one_out(posterior: Posterior) -> LeaveOneOut:
     """Errors [G^-1 y]_i / [G^-1]_ii and variances 1 / [G^-1]_ii; Rasmussen & Williams (2006), eq. 5.12.
 
     Args:
-        posterior: what `posterior` gave of the rows.
+        posterior: the exact posterior given the rows.
     """
     precision = column_squares(posterior.shrink)
     return LeaveOneOut(posterior.weights / precision, 1 / precision)
@@ -220,7 +224,8 @@ _differentiable = jax.custom_jvp(_log_det_and_fit)
 def _log_det_and_fit_jvp(primals, tangents):
     gram, targets = primals
     gram_dot, targets_dot = tangents
-    # Its own derivative, of which second derivatives are made, is products of matrices.
+    # Let a = G^-1 y. Then d log|G| = tr(G^-1 dG) and d (y'a) / 2 = a'dy - a'dG a / 2. The derivative of
+    # `inverse_factor`, which second derivatives need, consists of products of matrices.
     inverse = inverse_factor(gram)
     whitened = inverse @ targets
     weights = inverse.T @ whitened

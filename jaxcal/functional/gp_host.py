@@ -1,9 +1,9 @@
-"""The evidence of an exact Gaussian process and its derivatives by NumPy and LAPACK, which compile nothing.
+"""The marginal likelihood of an exact Gaussian process and its derivatives, by NumPy and LAPACK without compilation.
 
 `gp.likelihood_terms`, `gp.average_information` and `kernels.squared_exponential_derivatives` are the same formulas in
-JAX, for accelerators and for transformations. Here the covariance is a sum of squared exponentials, each on rows of its
-own, and `potri` gives G^-1 in place of two products of matrices: n^3 operations in all, where XLA needs three times as
-many.
+JAX, for accelerators and for transformations. Here the covariance is a sum of squared exponentials, each on its own
+rows. LAPACK's `potri` computes G^-1 in place of two products of matrices. In all this takes n^3 operations, where XLA
+needs three times as many.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from jaxtyping import Float
 from jaxcal.functional import _lapack
 from jaxcal.functional.gp import LOG_2PI
 
-# A triangle is mirrored so many rows at a time.
+# How many rows of a triangle are mirrored at a time.
 _BLOCK = 64
 
 
@@ -34,13 +34,14 @@ class Part(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """log N(y; 0, G) and what a step needs.
+    """log N(y; 0, G), and the derivatives that a step of an optimizer needs.
 
     Attributes:
-        value: the log evidence; NaN where G is not positive definite, and then nothing else is there.
-        gradient: [p], by the log variance and the log lengthscales of each part, then by what is on the diagonal alone.
+        value: the log marginal likelihood.
+        gradient: [p], with respect to the log variance and the log lengthscales of each part, and then to the
+            hyperparameters of the diagonal alone.
         information: [p, p], the average information; Gilmour, Thompson & Cullis (1995), eq. 6.
-        by_diagonal: [n], the derivative by every entry of the diagonal.
+        by_diagonal: [n], the derivative with respect to every entry of the diagonal.
     """
 
     value: float
@@ -56,15 +57,15 @@ def likelihood_terms(
     targets: Float[np.ndarray, " n"],
     memory: Float[np.ndarray, "k n n"],
 ) -> Terms | None:
-    """The log evidence of G = K + diag(diagonal), with its gradient and average information.
+    """The log marginal likelihood of G = K + diag(diagonal), with its gradient and average information.
 
     Args:
         parts: of K.
-        diagonal: what is on the diagonal beside the kernel: noise, and jitter.
-        derivatives: of the diagonal, by every hyperparameter.
+        diagonal: the noise and the jitter, which are added to the diagonal of K.
+        derivatives: of the diagonal, with respect to every hyperparameter.
         targets: y.
-        memory: as many matrices as there are parts, and one more, in which all is computed. To have it fresh for every
-            call takes a quarter of the time of 800 rows.
+        memory: one matrix for each part and one more, in which everything is computed. Of 800 rows, a new allocation
+            for every call would take a quarter of the time.
 
     Returns:
         the terms; None where G is not positive definite, or not finite.
@@ -85,10 +86,10 @@ def likelihood_terms(
     _lapack.invert(factor)
     inverse = _mirrored(factor)
     weights, precision = inverse @ targets, np.diagonal(inverse).copy()
-    # Rasmussen & Williams (2006), eq. 2.30.
+    # log p(y) = -y'a / 2 - log|G| / 2 - n log(2 pi) / 2, with a = G^-1 y; Rasmussen & Williams (2006), eq. 2.30.
     value = -float(targets.astype(float) @ weights) / 2 - half_log_det - len(targets) * LOG_2PI / 2
 
-    # The derivative by G is (a a' - G^-1) / 2; Rasmussen & Williams (2006), eq. 5.9.
+    # The derivative with respect to G is (a a' - G^-1) / 2; Rasmussen & Williams (2006), eq. 5.9.
     by_diagonal = (weights**2 - precision) / 2
     gradient = by_diagonal @ derivatives
     products = derivatives * weights[:, None]  # the columns G_i a
@@ -98,6 +99,7 @@ def likelihood_terms(
         gradient[at : at + len(sums)] += sums
         products[:, at : at + len(sums)] += columns
         at += len(sums)
+    # (G_i a)' G^-1 (G_j a) / 2; Gilmour, Thompson & Cullis (1995), eq. 6.
     information = products.T @ (inverse @ products) / 2
     return Terms(value, gradient, information, by_diagonal)
 
@@ -108,7 +110,7 @@ def _factor(
     covariances: Sequence[Float[np.ndarray, "n n"]],
     gram: Float[np.ndarray, "n n"],
 ) -> Float[np.ndarray, "n n"] | None:
-    """The lower Cholesky factor, in the memory of the Gram matrix; None where there is none."""
+    """The lower Cholesky factor, in the memory of the Gram matrix; None where G is not positive definite, or finite."""
     gram[:] = 0
     for part, covariance in zip(parts, covariances, strict=True):
         _covariance(part, covariance)
@@ -119,10 +121,11 @@ def _factor(
 
 
 def _covariance(part: Part, exponents: Float[np.ndarray, "n n"]) -> None:
-    """K(a, a), symmetric, with the variance on its diagonal, in place of what is there."""
+    """Overwrite `exponents` with K(a, a), symmetric and with the exact variance on its diagonal."""
     scaled = _scaled(part)
     halves, ones = np.einsum("ij,ij->i", scaled, scaled)[:, None] / -2, np.ones_like(scaled[:, :1])
-    # -|a - b|^2 / 2 by one product of matrices: no exponent is above 0, and those of the diagonal are 0.
+    # -|a - b|^2 / 2 = a.b - |a|^2 / 2 - |b|^2 / 2 by one product of matrices. Rounding may not leave an exponent above
+    # 0, and the exponents on the diagonal are 0.
     left, right = np.concatenate([scaled, halves, ones], axis=1), np.concatenate([scaled, ones, halves], axis=1)
     np.matmul(left, right.T, out=exponents)
     np.minimum(exponents, 0, out=exponents)
@@ -132,22 +135,22 @@ def _covariance(part: Part, exponents: Float[np.ndarray, "n n"]) -> None:
 
 
 def _scaled(part: Part) -> Float[np.ndarray, "n d"]:
-    """Rows in lengthscales, from their mean: distances are the same, and less cancels in their squares."""
+    """Rows minus their mean, in lengthscales: distances do not change, and less cancels in their squares."""
     return (part.rows - part.rows.mean(axis=0)) / part.lengthscale.astype(part.rows.dtype)
 
 
 def _derivatives(
     part: Part, gram: Float[np.ndarray, "n n"], weights: Float[np.ndarray, " n"], inverse: Float[np.ndarray, "n n"]
 ) -> tuple[Float[np.ndarray, " q"], Float[np.ndarray, "n q"]]:
-    """sum(S K_i), with S = (a a' - G^-1) / 2, and K_i a of the log variance and the log lengthscales.
+    """sum(S K_i) with S = (a a' - G^-1) / 2, and K_i a, for the log variance and the log lengthscales i.
 
-    `kernels.squared_exponential_derivatives` has the formulas. The part of a a' is in the products with a. The Gram
-    matrix is overwritten.
+    `kernels.squared_exponential_derivatives` has the formulas. The part a a' of S needs no product of its own: it
+    follows from the products of K with a. The Gram matrix is overwritten.
     """
     s = _scaled(part)
     squares, a, ones = s * s, weights[:, None], np.ones_like(s[:, :1])
-    found = gram @ np.concatenate([a, s * a, squares * a], axis=1)
-    by_weights, by_rows, by_squares = np.split(found, [1, 1 + s.shape[1]], axis=1)
+    gram_products = gram @ np.concatenate([a, s * a, squares * a], axis=1)
+    by_weights, by_rows, by_squares = np.split(gram_products, [1, 1 + s.shape[1]], axis=1)
     np.multiply(inverse, gram, out=gram)
     weighted = gram @ np.concatenate([ones, s], axis=1)
     total, of_rows = (a * by_weights - weighted[:, :1]) / 2, (a * by_rows - weighted[:, 1:]) / 2
@@ -159,7 +162,7 @@ def _derivatives(
 
 
 def _mirrored(lower: Float[np.ndarray, "n n"]) -> Float[np.ndarray, "n n"]:
-    """The symmetric matrix whose lower triangle is given, in place, block by block."""
+    """Copy the lower triangle of a matrix to its upper triangle, in place and block by block."""
     for first in range(0, len(lower), _BLOCK):
         block = slice(first, first + _BLOCK)
         below = slice(first + _BLOCK, None)

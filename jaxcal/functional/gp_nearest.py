@@ -1,7 +1,7 @@
-"""A Gaussian process given, for every row, few others: leave-one-out errors and their CRPS by NumPy.
+"""A Gaussian process in which each row is given few others: leave-one-out errors and their CRPS by NumPy.
 
 Vecchia (1988) conditions on few rows. The covariance is a sum of squared exponentials (`gp_host.Part`). All systems of
-few rows are solved at once, and the derivatives are sums over them in closed form: nothing is compiled.
+few rows are solved at once. The derivatives are sums over the systems in closed form, so nothing is compiled.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,25 +13,25 @@ from jaxtyping import Float, Int
 
 from jaxcal.functional.gp_host import Part
 
-# The covariances of some rows with all hold at most so many numbers at once. So many rows are solved at once. What fits
-# into the cache of a processor takes a third of the time.
+# How many covariances are held at once at most, and how many rows are solved at once. Arrays that fit into the cache of
+# a processor take a third of the time.
 _COVARIANCES, _ROWS = 2**20, 64
 
 
 def nearest(
     parts: Sequence[Part], at: Sequence[Float[np.ndarray, "m _"]], number: int, without: Int[np.ndarray, " m"] | None
 ) -> Int[np.ndarray, "m k"]:
-    """The numbers of the rows that covary most with points: those nearest in the metric of the kernel.
+    """The numbers of the rows with the largest covariances with each point: the nearest rows in the kernel's metric.
 
     Args:
         parts: with the rows.
         at: the points, as each part takes them.
-        number: how many.
-        without: for every point the number of a row that does not count; None where all do.
+        number: how many rows each point gets.
+        without: for every point the number of a row that does not count; None where all rows count.
     """
     n, m = len(parts[0].rows), len(at[0])
     scaled = [(part.rows / part.lengthscale, points / part.lengthscale) for part, points in zip(parts, at, strict=True)]
-    at_once, found = max(1, _COVARIANCES // n), []
+    at_once, neighbors = max(1, _COVARIANCES // n), []
     for first in range(0, m, at_once):
         some = slice(first, first + at_once)
         total = np.zeros((len(at[0][some]), n), np.float32)
@@ -40,13 +40,13 @@ def nearest(
         if without is not None:
             total[np.arange(len(total)), without[some]] = -np.inf
         chosen = np.argpartition(total, n - number, axis=1)[:, n - number :]
-        # In an order that does not depend on how they were found.
-        found.append(np.sort(chosen, axis=1))
-    return np.concatenate(found)
+        # Sorted, so that the order does not depend on the search.
+        neighbors.append(np.sort(chosen, axis=1))
+    return np.concatenate(neighbors)
 
 
 def _exponents(a: Float[np.ndarray, "m d"], b: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "m n"]:
-    """-|a - b|^2 / 2 by one product of matrices, no more than 0."""
+    """-|a - b|^2 / 2 by one product of matrices, at most 0."""
     middle = b.mean(axis=0)
     a, b = (a - middle).astype(np.float32), (b - middle).astype(np.float32)
     halves_a, halves_b = (np.einsum("ij,ij->i", each, each) / 2 for each in (a, b))
@@ -54,7 +54,7 @@ def _exponents(a: Float[np.ndarray, "m d"], b: Float[np.ndarray, "n d"]) -> Floa
 
 
 class Few(NamedTuple):
-    """Points, and the rows that each is given.
+    """Points, and the rows that each point is given.
 
     Attributes:
         at: the points, as each part takes them.
@@ -65,19 +65,19 @@ class Few(NamedTuple):
     near: Int[np.ndarray, "r k"]
 
     def parts(self) -> Iterator[tuple[slice, "Few"]]:
-        """Some of the points at a time."""
+        """Batches of the points, each with its slice."""
         for first in range(0, len(self.near), _ROWS):
             some = slice(first, first + _ROWS)
             yield some, Few([points[some] for points in self.at], self.near[some])
 
 
 class Noisy(NamedTuple):
-    """What is on the diagonal beside the kernel, and the targets.
+    """The variances that are added to the kernel's diagonal, and the targets.
 
     Attributes:
         variances: of all rows [n].
-        derivatives: by every hyperparameter [n, p]: the log variance and the log lengthscales of each part, then what
-            is of the noise alone.
+        derivatives: of the variances with respect to every hyperparameter [n, p]. These are the log variance and the
+            log lengthscales of each part, and then the hyperparameters of the noise alone.
         targets: of all rows [n].
     """
 
@@ -94,7 +94,7 @@ def predict(
     Args:
         parts: with the rows.
         few: the points, and the rows near each.
-        noises: of all rows, the variance on the diagonal beside the kernel.
+        noises: of all rows, the variances that are added to the kernel's diagonal.
         targets: of all rows.
     """
     solved = [_solved(parts, some, noises, targets) for _, some in few.parts()]
@@ -104,12 +104,12 @@ def predict(
 def log_crps(
     parts: Sequence[Part], rows: Int[np.ndarray, " r"], near: Int[np.ndarray, "r k"], noisy: Noisy
 ) -> tuple[float, Float[np.ndarray, " p"]]:
-    """r log(mean CRPS) of r rows, each given those near it, and its gradient; NaN where a system is singular.
+    """r log(mean CRPS) of r rows, each given the rows near it, and its gradient; NaN where a system is singular.
 
     Args:
         parts: with the rows.
-        rows: the numbers of the rows that are judged.
-        near: the numbers of the rows that each is given.
+        rows: the numbers of the r rows that are scored.
+        near: the numbers of the rows that each of them is given.
         noisy: the noise and the targets.
 
     Returns:
@@ -126,13 +126,15 @@ def log_crps(
 
 
 class _Solved(NamedTuple):
-    """Points given few rows.
+    """Points given few rows, where G is the rows' covariance and c their covariances with the point.
 
     Attributes:
         mean, variance: [r], of the latent function.
-        shares: [r, k], a = G^-1 c, of the rows' covariance G and their covariances c with the point.
-        weights: [r, k], w = G^-1 y of their targets.
-        offsets, grams, crosses: for every part the rows from the point in lengthscales, G and c.
+        shares: [r, k], a = G^-1 c.
+        weights: [r, k], w = G^-1 y, where y are the rows' targets.
+        offsets: for every part the rows minus the point, in lengthscales.
+        grams: the part of G that each part of the kernel adds.
+        crosses: the part of c that each part of the kernel adds.
     """
 
     mean: Float[np.ndarray, " r"]
@@ -154,6 +156,7 @@ def _solved(
     crosses = [part.variance * np.exp(-half) for part, half in zip(parts, squares, strict=True)]
     gram, cross, diagonal = sum(grams[1:], grams[0].copy()), sum(crosses[1:], crosses[0]), np.arange(few.near.shape[1])
     gram[:, diagonal, diagonal] += noises[few.near]
+    # a = G^-1 c, w = G^-1 y, mean = c'w, variance = k - a'c.
     right = np.stack([cross, targets[few.near]], axis=-1)
     shares, weights = np.moveaxis(np.linalg.solve(gram, right), -1, 0)
     prior = sum(part.variance for part in parts)
@@ -166,9 +169,13 @@ def _crps(
 ) -> tuple[float, Float[np.ndarray, " p"]]:
     """The sum of the rows' CRPS, and its gradient.
 
-    With e = y - c'w and the variance v = k - a'c + noise of a target, the CRPS's derivative is 2 Phi(z) - 1 by e and
-    (2 phi(z) - 1 / sqrt(pi)) / (2 sqrt(v)) by v, z = e / sqrt(v), by the formula of Gneiting & Raftery (2007). The
-    derivative of e is a'(dG) w - (dc)'w, and v's is dk - 2 a'(dc) + a'(dG) a + d noise.
+    A target has the error e = y - c'w and the variance v = k - a'c + noise. Let z = e / sqrt(v). By the formula of
+    Gneiting & Raftery (2007), the CRPS has these derivatives:
+
+    - with respect to e: 2 Phi(z) - 1.
+    - with respect to v: (2 phi(z) - 1 / sqrt(pi)) / (2 sqrt(v)).
+
+    The differentials are de = a'(dG) w - (dc)'w and dv = dk - 2 a'(dc) + a'(dG) a + d noise.
     """
     solved = _solved(parts, few, noisy.variances, noisy.targets)
     error, variance = noisy.targets[rows] - solved.mean, solved.variance + noisy.variances[rows]
@@ -176,20 +183,20 @@ def _crps(
     z = error / std
     spread = 2 * np.exp(-(z**2) / 2) / np.sqrt(2 * np.pi) - 1 / np.sqrt(np.pi)
     by_error, by_variance = 2 * scipy.special.ndtr(z) - 1, spread / (2 * std)
-    # Where rounding hides the latent variance it is 0, and has no derivative.
+    # Where the latent variance is lost in rounding, it is 0 and has no derivative.
     latent = np.where(solved.variance > 0, by_variance, 0)
     a, w = solved.shares, solved.weights
-    # The cotangents: of G the product a b', and of c.
+    # The cotangent of G is the product a b', with b = by_error w + latent a; the cotangent of c is `of_cross`.
     b = by_error[:, None] * w + latent[:, None] * a
     of_cross = -by_error[:, None] * w - 2 * latent[:, None] * a
     gradient = by_variance @ noisy.derivatives[rows] + np.tensordot(a * b, noisy.derivatives[few.near], axes=2)
     first = 0
     for k, part in enumerate(parts):
         cross = of_cross * solved.crosses[k]
-        found = _by_part(part, solved.offsets[k], solved.grams[k], a, b, cross)
-        found[0] += latent.sum() * part.variance
-        gradient[first : first + len(found)] += found
-        first += len(found)
+        slopes = _by_part(part, solved.offsets[k], solved.grams[k], a, b, cross)
+        slopes[0] += latent.sum() * part.variance
+        gradient[first : first + len(slopes)] += slopes
+        first += len(slopes)
     return float((error * by_error + std * spread).sum()), gradient
 
 
@@ -214,13 +221,15 @@ def _by_part(
     b: Float[np.ndarray, "r k"],
     cross: Float[np.ndarray, "r k"],
 ) -> Float[np.ndarray, " q"]:
-    """By the log variance and the log lengthscales: of G with the cotangent a b', and of c, times its cotangent.
+    """The gradient with respect to the log variance and the log lengthscales, from the cotangents of G and c.
 
-    The derivative of G by a log lengthscale is G_kl (s_k - s_l)^2, with s the rows in lengthscales.
+    The cotangent of G is a b'. `cross` is c times its cotangent. The derivative of G with respect to a log lengthscale
+    is G_kl (s_k - s_l)^2, with s the rows in lengthscales.
     """
     squares, right = offsets**2, b[..., None]
-    found = gram @ np.concatenate([right, offsets * right, squares * right], axis=-1)
-    by_one, by_offsets, by_squares = np.split(found, [1, 1 + offsets.shape[-1]], axis=-1)
+    products = gram @ np.concatenate([right, offsets * right, squares * right], axis=-1)
+    by_one, by_offsets, by_squares = np.split(products, [1, 1 + offsets.shape[-1]], axis=-1)
+    # sum_l G_kl (s_k - s_l)^2 b_l = s_k^2 (G b)_k - 2 s_k (G s b)_k + (G s^2 b)_k.
     sums = squares * by_one - 2 * offsets * by_offsets + by_squares
     by_lengthscale = np.tensordot(a, sums, axes=2) + np.tensordot(cross, squares, axes=2)
     if len(part.lengthscale) < offsets.shape[-1]:  # one for all columns

@@ -1,8 +1,9 @@
 """Covariances of pairs of rows, as pure functions.
 
 - `squared_exponential`: RIO, eq. 3.
-- `squared_exponential_derivatives`: its derivatives by its hyperparameters, in products with a vector and a matrix.
-- `relu_covariance`: a covariance that another one gives, Cho & Saul (2009).
+- `squared_exponential_derivatives`: its derivatives with respect to its hyperparameters, in products with a vector and
+  a matrix.
+- `relu_covariance`: the covariance of rectified normal variables from their covariance, Cho & Saul (2009).
 """
 
 import jax
@@ -15,7 +16,7 @@ from jaxcal._numpy import AnyArray, constant, namespace
 from jaxcal._programs import exact_products
 from jaxcal.functional.linalg import sqrt
 
-# Rows of at most so many columns are subtracted: that is exact, and as fast as a product of matrices.
+# Rows of at most this number of columns are subtracted: that is exact, and as fast as a product of matrices.
 _FEW_COLUMNS = 8
 
 
@@ -27,17 +28,18 @@ def squared_exponential(
 ) -> Float[AnyArray, "n m"]:
     """variance * exp(-|a - b|^2 / (2 lengthscale^2)) for every pair of rows; RIO, eq. 3.
 
-    No squared distance is negative, so that no covariance exceeds the variance at any lengthscale. Those of up to
-    eight columns come from differences of rows, which no rounding makes wrong; of more columns from one matrix product,
-    whose rounding shows where a lengthscale is less than a thousandth of the rows' distance from their mean in 32 bits.
+    No squared distance is negative, so no covariance exceeds the variance at any lengthscale. Up to eight columns, the
+    distances come from differences of rows, which rounding does not spoil. For more columns they come from one matrix
+    product. In 32 bits its rounding shows where a lengthscale is less than a thousandth of the rows' distance from
+    their mean.
 
-    With one lengthscale for all columns `b` takes no part in the derivative by hyperparameters: let `b` be the many
-    rows, and `a` the few inducing points.
+    With one lengthscale for all columns, the derivative with respect to hyperparameters does not pass through `b`. So
+    let `b` be the many rows, and `a` the few inducing points.
 
     Args:
         a: rows.
         b: other rows.
-        lengthscale: one for all columns, or one each.
+        lengthscale: one for all columns, or one for each.
         variance: the covariance of a row with itself.
 
     >>> import jax.numpy as jnp
@@ -52,7 +54,7 @@ def squared_exponential(
 
 
 def exp(values: Float[AnyArray, "n m"]) -> Float[AnyArray, "n m"]:
-    """The exponential function; NumPy's values are changed, and nobody else may hold them.
+    """The exponential function; an array of NumPy is overwritten, so no other code may use it.
 
     >>> exp(np.zeros((1, 1))).item()
     1.0
@@ -81,8 +83,8 @@ def weighted_squares(
 ) -> Float[AnyArray, " d"]:
     """The sum over pairs of rows of w_ij weights^2 (a_i - b_j)^2 for every column, by one product of matrices.
 
-    With w = -S K it is the sum of S K_d, K_d the derivative of a squared exponential K by the log of the weight of
-    column d, one over a lengthscale.
+    With w = -S K it is the sum of S K_d. Here K_d is the derivative of a squared exponential K with respect to the log
+    of the weight of column d. A weight is one over a lengthscale.
 
     Args:
         a: rows.
@@ -93,6 +95,7 @@ def weighted_squares(
     >>> weighted_squares(np.zeros((1, 2)), np.ones((1, 2)), np.array([1.0, 3.0]), np.full((1, 1), 2.0)).tolist()
     [2.0, 18.0]
     """
+    # sum_ij w_ij (a_i - b_j)^2 = sum_i a_i^2 (w 1)_i + sum_j b_j^2 (w'1)_j - 2 sum_i a_i (w b)_i.
     a, b = _weighted(a, b, weights)
     by_first, by_second = of_pairs.sum(axis=1)[:, None], of_pairs.sum(axis=0)[:, None]
     return (a * a * by_first).sum(axis=0) + (b * b * by_second).sum(axis=0) - 2 * (a * (of_pairs @ b)).sum(axis=0)
@@ -106,11 +109,12 @@ def _distances(
     if a.shape[1] <= _FEW_COLUMNS and xp is np:
         return _by_differences(a, b, weights)
     if a.shape[1] <= _FEW_COLUMNS:
-        # The difference comes first: where both sides are weighted before it, a multiplication fused into the
-        # subtraction rounds one side alone, and the covariance is not symmetric.
+        # The difference comes before the weight. Otherwise a multiplication that is fused into the subtraction would
+        # round one side alone, and the covariance would not be symmetric.
         columns = ((a[:, j][:, None] - b[:, j][None]) * weights[j] for j in range(a.shape[1]))
         return xp.asarray(sum(map(xp.square, columns)))
     a, b = _weighted(a, b, weights)
+    # |a - b|^2 = |a|^2 + |b|^2 - 2 a.b.
     squares = xp.sum(a * a, axis=1)[:, None] + xp.sum(b * b, axis=1)[None]
     return xp.maximum(squares - 2 * (a @ b.T), 0)
 
@@ -118,7 +122,7 @@ def _distances(
 def _by_differences(
     a: Float[np.ndarray, "n d"], b: Float[np.ndarray, "m d"], weights: Float[np.ndarray, " d"]
 ) -> Float[np.ndarray, "n m"]:
-    """`_distances`, column by column in the same memory: to have it fresh takes longer than to compute."""
+    """`_distances`, column by column in the same memory: allocation would take longer than the computation."""
     total = np.zeros((len(a), len(b)), np.result_type(a, b, weights))
     difference = np.empty_like(total)
     for of_a, of_b, weight in zip(a.T, b.T, weights, strict=True):
@@ -129,7 +133,7 @@ def _by_differences(
 
 
 def _weighted(a: AnyArray, b: AnyArray, weights: AnyArray) -> tuple[AnyArray, AnyArray]:
-    """Both by the weights, from an origin among them: distances do not change, and small numbers cancel less."""
+    """Both times the weights, minus the mean of `a`: distances do not change, and smaller numbers cancel less."""
     a, b = a * weights[None], b * weights[None]
     origin = constant(a.mean(axis=0, keepdims=True))
     return a - origin, b - origin
@@ -137,9 +141,9 @@ def _weighted(a: AnyArray, b: AnyArray, weights: AnyArray) -> tuple[AnyArray, An
 
 @jax.custom_jvp
 def _by_products(a: Float[Array, "n d"], b: Float[Array, "m d"], weights: Float[Array, " d"]) -> Float[Array, "n m"]:
-    """`_distances` with a derivative in products of matrices, whose transpose is products too.
+    """`_distances` with a derivative in products of matrices, whose transpose consists of products too.
 
-    That of differences passes over all pairs once for every column. In float32 the products round too much for it.
+    The derivative of differences passes over all pairs once for every column. Float32 is too coarse for the products.
     """
     return _distances(a, b, weights)
 
@@ -147,6 +151,7 @@ def _by_products(a: Float[Array, "n d"], b: Float[Array, "m d"], weights: Float[
 @_by_products.defjvp
 @exact_products
 def _by_products_jvp(primals, tangents):
+    # d |a - b|^2 = 2 (a.da + b.db - a.db - da.b).
     (a, b), (a_dot, b_dot) = jax.jvp(_weighted, primals, tangents)
     squares = jnp.sum(a * a_dot, axis=1)[:, None] + jnp.sum(b * b_dot, axis=1)[None]
     return _distances(*primals), 2 * (squares - a @ b_dot.T - a_dot @ b.T)
@@ -160,15 +165,19 @@ def squared_exponential_derivatives(
     weights: Float[Array, " n"],
     cotangents: Float[Array, "n n"],
 ) -> tuple[Float[Array, " p"], Float[Array, "n p"]]:
-    """What a climb needs of the derivatives K_i of K(a, a) by the log variance (first) and the log lengthscale(s).
+    """Products with the derivatives K_i of K(a, a) with respect to the log variance (first) and the log lengthscale(s).
 
-    With s = a / lengthscale and squares taken by element, K_j w = s_j^2 (K w) - 2 s_j K(s_j w) + K(s_j^2 w) for
-    lengthscale j, and sum(S K_j) = 2 sum(s_j^2 (B 1) - s_j (B s_j)) with B the product by element of S and K: products
-    with two matrices, O(n^2 d) time and O(n^2) memory.
+    Let s = a / lengthscale, with squares taken by element. Let B be the product by element of S and K. For lengthscale
+    j these hold:
+
+    - K_j w = s_j^2 (K w) - 2 s_j K(s_j w) + K(s_j^2 w).
+    - sum(S K_j) = 2 sum(s_j^2 (B 1) - s_j (B s_j)).
+
+    So all are products with two matrices, in O(n^2 d) time and O(n^2) memory.
 
     Args:
         a: rows.
-        lengthscale: one for all columns, or one each.
+        lengthscale: one for all columns, or one for each.
         variance: the covariance of a row with itself.
         weights: w, one for each row.
         cotangents: S, symmetric.
@@ -199,9 +208,10 @@ def squared_exponential_derivatives(
 def relu_covariance(
     covariance: Float[Array, "*n"], variance: Float[Array, "*n"], other_variance: Float[Array, "*n"]
 ) -> Float[Array, "*n"]:
-    """E[relu(u) relu(v)] of normal u and v of mean 0; Cho & Saul (2009), eq. 3 and 6, half of it.
+    """E[relu(u) relu(v)] of normal u and v of mean 0: half of eq. 3 and 6 of Cho & Saul (2009).
 
-    With t the angle whose cosine is the correlation, sqrt(var u var v) (sin t + (pi - t) cos t) / (2 pi).
+    Let t be the angle whose cosine is the correlation. The result is
+    sqrt(var u var v) (sin t + (pi - t) cos t) / (2 pi).
 
     Args:
         covariance: of u and v.
@@ -219,7 +229,7 @@ def relu_covariance(
 
 @jax.custom_jvp
 def _arc_cosine(cosine: Float[Array, "*n"]) -> Float[Array, "*n"]:
-    """(sin t + (pi - t) cos t) / pi. Its derivative is 1 - t / pi, where those of t and sin t are infinite at 1."""
+    """(sin t + (pi - t) cos t) / pi. Its derivative is 1 - t / pi; the derivatives of t and sin t are infinite at 1."""
     return (jnp.sqrt(1 - cosine**2) + (jnp.pi - _angle(cosine)) * cosine) / jnp.pi
 
 
@@ -231,7 +241,7 @@ def _arc_cosine_jvp(primals, tangents):
 
 @jax.custom_jvp
 def _angle(cosine: Float[Array, "*n"]) -> Float[Array, "*n"]:
-    """arccos, for which XLA takes three times as long on a CPU; its derivative at -1 and 1 is 0, not infinite."""
+    """arccos in a third of the time of XLA's arccos on a CPU; its derivative at -1 and 1 is 0, not infinite."""
     return 2 * jnp.arctan(jnp.sqrt((1 - cosine) / (1 + cosine)))
 
 

@@ -1,13 +1,15 @@
 """Linear algebra and norms that stay finite, with the derivatives that a Gaussian process needs.
 
-- `sqrt`, `root_mean_square`, `root_sum_squares`: of numbers whose squares may leave the range of their dtype, with
-  derivatives of 0 where others have none; `scale_of`: what to divide by before squaring.
-- `finite_part`: values without infinite ones; `inverse_softplus`.
-- `snapped`: a value without its rounding, with the derivative that it had.
+- `sqrt`, `root_mean_square`, `root_sum_squares`: roots of numbers whose squares may leave the range of their dtype.
+  Their derivatives are 0 where a plain root has none.
+- `scale_of`: the divisor of numbers that are to be squared.
+- `finite_part`: values without infinite ones.
+- `inverse_softplus`: the inverse of the softplus function.
+- `snapped`: a value without its rounding, with the derivative of the rounded value.
 - `weighted_mean`, `fractions_of`: means over rows that count differently.
-- `add_diagonal`, `with_diagonal`: of a covariance, the noise.
+- `add_diagonal`, `with_diagonal`: covariances with noise on the diagonal.
 - `cholesky`, `inverse_factor`, `inverse_triangular`, `solve_lower`, `crossproduct`, `column_squares`,
-  `half_log_det`: of Cholesky factors, those of NumPy's arrays by LAPACK.
+  `half_log_det`: Cholesky factors and operations with them. LAPACK does them for NumPy's arrays.
 """
 
 from collections.abc import Callable
@@ -24,8 +26,8 @@ from jaxtyping import Array, ArrayLike, Float, Real
 from jaxcal._numpy import AnyArray, constant, namespace
 from jaxcal._programs import exact_products
 
-# Triangular matrices up to this size are taken as a whole, which compiles faster. Greater ones are halved, down to the
-# second size. Products of them are made in so many strips.
+# Triangular matrices up to the first size are taken as a whole, which compiles faster. Larger ones are halved, down to
+# the second size. The third number is the number of strips of their crossproducts.
 _WHOLE, _LEAF, _STRIPS = 1024, 128, 6
 
 
@@ -41,9 +43,10 @@ def sqrt(x: Float[AnyArray, "..."]) -> Float[AnyArray, "..."]:
 
 
 def scale_of(*values: Float[AnyArray, "..."], axis: int | None = None) -> Float[AnyArray, "..."]:
-    """What values are divided by before they are squared: the largest size along an axis, which is kept, or 1 for 0.
+    """The divisor of values that are to be squared: the largest size along an axis, which is kept.
 
-    Squares of float32 numbers are finite and not 0 only between 1e-19 and 1e19. No derivative passes.
+    It is 1 where the largest size is 0 or not finite. Squares of float32 numbers are finite and not 0 only for numbers
+    between 1e-19 and 1e19. The divisor has no derivative.
 
     >>> scale_of(jnp.array([3.0, -4.0])).item()
     4.0
@@ -55,7 +58,7 @@ def scale_of(*values: Float[AnyArray, "..."], axis: int | None = None) -> Float[
 
 
 def finite_part(values: Float[AnyArray, "..."]) -> Float[AnyArray, "..."]:
-    """The values, of which infinite ones become the greatest or the least finite one; 0 if there is none.
+    """The values, where infinite ones become the greatest or the least finite value, or 0 if there is none.
 
     >>> finite_part(jnp.array([-jnp.inf, 1.0, 3.0])).tolist()
     [1.0, 1.0, 3.0]
@@ -68,15 +71,15 @@ def finite_part(values: Float[AnyArray, "..."]) -> Float[AnyArray, "..."]:
 
 
 def snapped(x: Float[AnyArray, "..."], value: Float[AnyArray, "..."]) -> Float[AnyArray, "..."]:
-    """`value` in place of x, from which it differs by rounding only; all derivatives are those of x.
+    """`value` in place of x, from which it differs by rounding only; all derivatives are derivatives of x.
 
-    A rule of `jax.custom_jvp` would not do: a loop forgets it before the second derivative.
+    A rule of `jax.custom_jvp` would not do, because a loop forgets it before the second derivative.
 
     >>> x, bounded = jnp.array(1.0), lambda x: snapped(x, jnp.minimum(x, 1))
     >>> print(bounded(x), jax.grad(bounded)(x), jax.grad(lambda x: jnp.minimum(x, 1))(x))
     1.0 1.0 0.5
     """
-    # The difference of numbers so close is exact, and so is the sum.
+    # The difference of two numbers so close is exact, and so is the sum.
     xp, difference = namespace(x, value), constant(value - x)
     return x + xp.where(xp.isfinite(difference), difference, 0)
 
@@ -84,7 +87,7 @@ def snapped(x: Float[AnyArray, "..."], value: Float[AnyArray, "..."]) -> Float[A
 def root_mean_square(
     values: Float[AnyArray, "..."], weights: Real[ArrayLike, "..."] | None = None
 ) -> Float[AnyArray, ""]:
-    """The root of the mean of all squares, of numbers of any size; with weights of a weighted mean.
+    """The root of the mean of the squares of numbers of any size; with weights, the root of the weighted mean.
 
     >>> f"{root_mean_square(jnp.full(3, 1e30)):.1e}"
     '1.0e+30'
@@ -94,9 +97,9 @@ def root_mean_square(
 
 
 def weighted_mean(values: Float[AnyArray, "..."], weights: Real[ArrayLike, "..."] | None) -> Float[AnyArray, ""]:
-    """The mean, weighted if there are weights; what has weight 0 does not count, even if it is infinite or NaN.
+    """The mean, weighted if there are weights; values of weight 0 do not count, even if they are infinite or NaN.
 
-    What is not finite counts as 0 in the derivative by a weight of 0.
+    In the derivative with respect to a weight of 0, a value that is not finite counts as 0.
 
     >>> weighted_mean(jnp.array([1.0, 4.0, jnp.inf]), jnp.array([1.0, 2.0, 0.0])).item()
     3.0
@@ -105,7 +108,7 @@ def weighted_mean(values: Float[AnyArray, "..."], weights: Real[ArrayLike, "..."
     if weights is None:
         return xp.mean(values)
     fractions = fractions_of(weights, values.dtype)
-    # A value of weight 0 has a part in the derivative by the weight.
+    # The derivative with respect to a weight of 0 depends on its value.
     return xp.sum(fractions * xp.where((fractions > 0) | xp.isfinite(values), values, 0))
 
 
@@ -124,12 +127,12 @@ def root_sum_squares(a: AnyArray, b: AnyArray) -> AnyArray:
 
 
 def add_diagonal(matrix: Float[Array, "n n"], value: ArrayLike) -> Float[Array, "n n"]:
-    """The matrix with `value` added along its diagonal: noise, or jitter; one for all rows, or one each."""
+    """The matrix with `value` added along its diagonal: noise, or jitter; one for all rows, or one for each."""
     return matrix + jnp.reshape(value, (-1, 1)) * jnp.eye(matrix.shape[0], dtype=matrix.dtype)
 
 
 def with_diagonal(matrix: Float[AnyArray, "n n"], diagonal: ArrayLike) -> Float[AnyArray, "n n"]:
-    """The matrix with another diagonal, one number or [n]; NumPy's is changed, and nobody else may hold it.
+    """The matrix with another diagonal, one number or [n]; an array of NumPy is overwritten.
 
     >>> with_diagonal(np.ones((2, 2)), 3.0).tolist()
     [[3.0, 1.0], [1.0, 3.0]]
@@ -153,9 +156,9 @@ def cholesky(gram: Float[AnyArray, "n n"]) -> Float[AnyArray, "n n"]:
 
 
 def inverse_factor(gram: Float[AnyArray, "m m"]) -> Float[AnyArray, "m m"]:
-    """L^-1, of the Cholesky factor L of a matrix; its derivative by G is L^-1 -> -phi(L^-1 dG L^-T) L^-1.
+    """L^-1, where L is the Cholesky factor of a matrix G.
 
-    phi takes the lower triangle with half of the diagonal.
+    Its differential is -phi(L^-1 dG L^-T) L^-1, where phi takes the lower triangle with half of the diagonal.
     """
     return _inverse_factor(gram) if namespace(gram) is jnp else inverse_triangular(cholesky(gram))
 
@@ -187,6 +190,7 @@ def solve_lower(
         return _lapack("trtrs", factor)(factor, right, lower=1, trans=int(transposed))[0]
     if n <= _LEAF:
         return solve_triangular(factor, right, lower=True, trans=int(transposed))
+    # Let L = [[A, 0], [C, B]] and u = A^-1 r. Then L^-1 [r; s] = [u; B^-1 (s - C u)].
     half = n // 2
     first, corner, last = factor[:half, :half], factor[half:, :half], factor[half:, half:]
     if transposed:
@@ -202,11 +206,11 @@ def solve_lower(
 def inverse_triangular(factor: Float[AnyArray, "n n"]) -> Float[AnyArray, "n n"]:
     """The inverse of a lower triangular matrix: by halves, so that most of the work is products of matrices.
 
-    NumPy's lies in the memory of the factor, where that is stored by columns: nobody else may hold it.
+    Where an array of NumPy is stored by columns, the inverse overwrites the factor, and no other code may use it.
     """
     if namespace(factor) is np:
         return _lapack("trtri", factor)(factor, lower=1, overwrite_c=1)[0]
-    # Else XLA puts the blocks together anew, entry by entry, for everything that takes the whole.
+    # Without the barrier, XLA joins the blocks again, entry by entry, for every use of the whole matrix.
     return lax.optimization_barrier(_inverse_by_halves(factor, _WHOLE))
 
 
@@ -215,6 +219,7 @@ def _inverse_by_halves(factor: Float[Array, "n n"], whole: int) -> Float[Array, 
     if n <= whole:
         return solve_triangular(factor, jnp.eye(n, dtype=factor.dtype), lower=True)
     half = n // 2
+    # [[A, 0], [C, B]]^-1 = [[A^-1, 0], [-B^-1 C A^-1, B^-1]].
     first, last = (_inverse_by_halves(part, _LEAF) for part in (factor[:half, :half], factor[half:, half:]))
     corner = -last @ (factor[half:, :half] @ first)
     return jnp.block([[first, jnp.zeros_like(corner.T)], [corner, last]])
@@ -226,8 +231,8 @@ def crossproduct(factor: Float[AnyArray, "n n"]) -> Float[AnyArray, "n n"]:
     n = factor.shape[0]
     if n <= _WHOLE or namespace(factor) is np:
         return factor.T @ factor
-    # XLA multiplies by a transposed matrix on the right as by any other, on the left in twice the time (float64 on a
-    # CPU); and a transposition of its own is faster than one within a sum.
+    # XLA multiplies by a transposed matrix on the right as fast as by any other matrix. On the left it takes twice the
+    # time (float64 on a CPU). A separate transposition is faster than one within a sum.
     columns = lax.optimization_barrier(factor.T)
     edges = [n * strip // _STRIPS for strip in range(_STRIPS + 1)]
     strips = [
@@ -257,14 +262,14 @@ def half_log_det(factor: Float[AnyArray, "n n"]) -> Float[AnyArray, ""]:
 
 
 def _lapack(name: str, array: np.ndarray) -> Callable[..., tuple]:
-    """A function of LAPACK for the dtype of an array; it takes arrays of any order, those by columns as they are."""
-    from scipy.linalg import lapack  # only where it is needed: a quarter of a second
+    """A function of LAPACK for the dtype of an array; it takes arrays of any order, and those by columns uncopied."""
+    from scipy.linalg import lapack  # imported only where it is needed: this takes a quarter of a second
 
     return lapack.get_lapack_funcs((name,), (array,))[0]
 
 
 def inverse_softplus(value: Float[AnyArray, "*d"]) -> Float[AnyArray, "*d"]:
-    """The number whose softplus a positive value is.
+    """The number whose softplus is the given positive value.
 
     >>> round(float(inverse_softplus(np.log(2.0))), 6)
     0.0

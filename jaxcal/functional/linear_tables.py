@@ -1,12 +1,13 @@
 """Tables of weighted values, one for every group, as distributions whose cdfs are linear between the values.
 
-A table's k-th value of L has the level (m_k + w / 2) / (W + w): m_k is the sum of the weights below it and half its
-own, W the sum of all, w the weight of a new row. With weights of 1 it is k / (L + 1), with which it covers a new
-exchangeable row. Beyond the outermost values are atoms at them, or tails of a normal distribution with the table's mean
-and std, scaled to the mass that is left.
+A table's k-th value of L has the level (m_k + w / 2) / (W + w). Here m_k is the sum of the weights below the value plus
+half of its own weight. W is the sum of all weights, and w is the weight of a new row. With weights of 1 the level is
+k / (L + 1), the probability that a new exchangeable row lies at or below the value. Beyond the outermost values there
+are atoms at them, or tails of a normal distribution with the table's mean and std. The tails are scaled to the mass
+that remains.
 
-All tables together take O(M) memory for M values, and every look-up is a binary search, O(log M). Tables are kept in
-units in which their mean is 0 and their std 1.
+All tables together take O(M) memory for M values. Every look-up is a binary search in O(log M) time. The values are
+kept in units in which the mean of their table is 0 and its std is 1.
 """
 
 from functools import lru_cache, partial
@@ -29,7 +30,7 @@ class Levels(eqx.Module):
 
     Attributes:
         values: of all groups [M], in increasing order within each, in units of the group.
-        middle: the sum of the weights [M] below each value and half its own, within its group.
+        middle: the sum of the weights [M] below each value plus half of its own weight, within its group.
         start: where the table of each group begins [groups + 1]; the last one is M.
         total: the sum of the weights of each group [groups].
     """
@@ -41,7 +42,7 @@ class Levels(eqx.Module):
 
 
 class LinearTables(Levels):
-    """`Levels` and what is summed up in advance, made by `make`.
+    """`Levels` with sums that are computed in advance; made by `make`.
 
     Attributes:
         center: the mean of each group [groups], the zero of its unit.
@@ -61,13 +62,13 @@ class LinearTables(Levels):
 
 
 class _Density(eqx.Module):
-    """Bins of all groups, each with a logistic shape, as of `functional.smoothing.sample_log_density`.
+    """Bins of all groups, each with a logistic shape, as in `functional.smoothing.sample_log_density`.
 
     Attributes:
-        ends: where the bins of all groups end [B], in logistic units of the group; and padding.
+        ends: where the bins of all groups end [B], in logistic units of the group, and then padding.
         first: where the ends of each group begin [groups + 1].
-        log_ratio: the log of the weight between each end and the one before it [B], less that of the logistic mass
-            there.
+        log_ratio: the log of a ratio for each end [B]: the weight between this end and the end before it, over the
+            logistic mass there.
         center: the medians [groups].
         unit: the logistic scales [groups], on the scale of `values`; 0 where all values are equal.
     """
@@ -100,7 +101,8 @@ def make(
     ranks = [_bin_ranks(int(size)) for size in sizes]
     first = np.concatenate([[0], np.cumsum([len(each) for each in ranks])])
     at_ends = np.concatenate(ranks) - 1 + np.repeat(start[:-1], np.diff(first))
-    # To a power of 2, so that groups of other sizes do not take another program: ends that no group has.
+    # The ends are padded to a power of 2, so that groups of other sizes rarely need another program. No group has the
+    # padding.
     at_ends = np.pad(at_ends, (0, (1 << int(len(at_ends) - 1).bit_length()) - len(at_ends)), mode="edge")
     whole = lambda numbers: jax.device_put(numbers.astype(np.int32))
     return _make(values, whole(np.asarray(group)), weights, whole(start), whole(at_ends), whole(first))
@@ -128,12 +130,13 @@ def _make(
     center, deviations, spread = moments(values, weights, group, total)
     z = deviations / jnp.where(spread > 0, spread, 1)[group]
     middle = sums_within(weights, is_first) - weights / 2
-    # What lies between each value and the one before it; nothing before the first.
+    # The difference between each value and the value before it; 0 for the first value of a table.
     step = lambda each: jnp.where(is_first, 0, jnp.diff(each, prepend=each[:1]))
     width, rise, before = step(z), step(middle), lambda each: each - step(each)
     rest = total[group] - middle
+    # The means of 1, f and f^2 between each value and the value before it, for f that is linear there.
     powers = lambda f: jnp.stack([jnp.ones_like(f), (before(f) + f) / 2, _mean_square(before(f), f)], axis=1)
-    # From each value on: of the steps behind it, from the last value backwards.
+    # The integrals from each value on are sums of the steps behind it, from the last value backwards.
     behind = jnp.where(is_last[:, None], 0, jnp.roll(width[:, None] * powers(rest), -1, axis=0))
     steps = jnp.stack([width[:, None] * powers(middle), behind[::-1]])
     below, above = jax.vmap(sums_within)(steps, jnp.stack([is_first, is_last[::-1]]))
@@ -162,7 +165,7 @@ def _density(
     """The bins that end at these places."""
     numbers = jnp.arange(spread.shape[0], dtype=jnp.int32)
     low, center, high = (quantile(levels, numbers, jnp.full_like(spread, p)) for p in (0.25, 0.5, 0.75))
-    # Where half of the values are equal, by the others.
+    # Where half of the values are equal, the other values give the unit, by the std about the median.
     std = jnp.where(spread > 0, linalg.root_sum_squares(jnp.ones_like(center), center), 0)
     unit = jnp.where(high > low, (high - low) / (2 * smoothing.LOGISTIC_QUARTILE), std / smoothing.LOGISTIC_STD)
     group = group[at_ends]
@@ -208,7 +211,7 @@ def cdf(
 def quantile(
     tables: Levels, group: GroupOfRows, p: OfRows, new_weight: OfRows | None = None, tails: str = "constant"
 ) -> OfRows:
-    """The quantile of each row's table at levels p in [0, 1], in units of its group; the arguments are those of `cdf`.
+    """The quantile of each row's table at levels p in [0, 1], in units of its group; the arguments are as for `cdf`.
 
     Example:
         >>> import numpy as np
@@ -234,13 +237,14 @@ def quantile(
 def mean_and_std(
     tables: LinearTables, group: GroupOfRows, new_weight: OfRows | None = None, tails: str = "constant"
 ) -> tuple[OfRows, OfRows]:
-    """The mean and the std of each row's table, in units of its group; the arguments are those of `cdf`."""
+    """The mean and the std of each row's table, in units of its group; the arguments are as for `cdf`."""
     xp = namespace(tables.values)
     half, whole, *_ = _rows(tables, group, new_weight)
     mean, square = (tables.moments[group, k] / whole for k in range(2))
     for upper in (False, True):
         mass, bound = _end(tables, group, xp.full(whole.shape, upper), half, whole)
         excess, excess_square = (xp.zeros_like(bound),) * 2 if tails == "constant" else normal_tail.excess(bound)
+        # The part beyond an end adds mass E[b + e] to the mean and mass E[(b + e)^2] to the mean square.
         mean = mean + (1 if upper else -1) * mass * (bound + excess)
         square = square + mass * (bound**2 + 2 * bound * excess + excess_square)
     return mean, linalg.sqrt(xp.maximum(square - mean**2, 0))
@@ -249,15 +253,17 @@ def mean_and_std(
 def crps(
     tables: LinearTables, group: GroupOfRows, u: OfRows, new_weight: OfRows | None = None, tails: str = "constant"
 ) -> OfRows:
-    """CRPS of each row's table at u, in units of its group; the arguments are those of `cdf`.
+    """CRPS of each row's table at u, in units of its group; the arguments are as for `cdf`.
 
-    It is the integral of cdf^2 up to u and of (1 - cdf)^2 from u on, by sums of these between the values.
+    It is the integral of cdf^2 up to u plus the integral of (1 - cdf)^2 from u on. Sums of both between the values are
+    known in advance.
     """
     xp = namespace(tables.values, u)
     half, whole, start, end = _rows(tables, group, new_weight)
     inner = xp.clip(u, tables.values[start], tables.values[end - 1])
     middle, after = _read(tables.values, tables.middle, start, end, inner)
     left = xp.maximum(after - 1, start)
+    # cdf^2 = (half^2 + 2 half middle + middle^2) / whole^2, and (1 - cdf)^2 is the same with total - middle.
     powers = xp.stack([half**2, 2 * half, xp.ones_like(half)], axis=1) / (whole**2)[:, None]
     between = ((tables.below[left] + tables.above[left]) * powers).sum(1)
     levels = middle + half, tables.middle[left] + half
@@ -273,10 +279,10 @@ def crps(
 
 
 def log_density(tables: LinearTables, group: GroupOfRows, u: OfRows, new_weight: OfRows | None = None) -> OfRows:
-    """The log density of each row's table at u, in units of its group, of a smoothed version.
+    """The log density at u of a smoothed version of each row's table, in units of its group.
 
-    It is that of `functional.smoothing.sample_log_density`, for every group and with weights: finite everywhere, and
-    -inf where all values of a table are equal.
+    It is the density of `functional.smoothing.sample_log_density`, for every group and with weights. It is -inf where
+    all values of a table are equal, and finite everywhere for all other tables.
     """
     xp = namespace(tables.values, u)
     half, whole, *_ = _rows(tables, group, new_weight)
@@ -294,7 +300,7 @@ def log_density(tables: LinearTables, group: GroupOfRows, u: OfRows, new_weight:
 
 
 def _rows(tables: Levels, group: GroupOfRows, new_weight: OfRows | None) -> tuple[JaxArray, ...]:
-    """Of every row w / 2 and W + w, and where the table of its group begins and ends."""
+    """w / 2 and W + w of every row, and where the table of its group begins and ends."""
     start, end, total = tables.start[group], tables.start[group + 1], tables.total[group]
     new = total / (end - start).astype(total.dtype) if new_weight is None else new_weight
     return new / 2, total + new, start, end
@@ -317,14 +323,14 @@ def _read(
 def _end(
     tables: Levels, group: GroupOfRows, upper: Bool[JaxArray, " n"], half: OfRows, whole: OfRows
 ) -> tuple[OfRows, OfRows]:
-    """The mass beyond the upper or the lower outermost value of each row's table, and where it is, seen outwards."""
+    """The mass beyond the upper or lower outermost value of each row's table, and this value, negated if lower."""
     xp, first, last = namespace(half), tables.start[group], tables.start[group + 1] - 1
     outside = xp.where(upper, tables.total[group] - tables.middle[last], tables.middle[first])
     return (outside + half) / whole, xp.where(upper, tables.values[last], -tables.values[first])
 
 
 def _nearest_end(tables: Levels, group: GroupOfRows, u: OfRows, half: OfRows, whole: OfRows) -> tuple[JaxArray, ...]:
-    """Whether u is at or beyond the upper end, the mass and the end on its side, and u seen outwards, if beyond."""
+    """Whether u reaches the upper end, the mass and the end on u's side, and u (negated if lower), at least the end."""
     xp = namespace(tables.values, u)
     upper = u >= tables.values[tables.start[group + 1] - 1]
     mass, end = _end(tables, group, upper, half, whole)
@@ -338,5 +344,5 @@ def _log(mass: JaxArray) -> JaxArray:
 
 
 def _mean_square(a: JaxArray, b: JaxArray) -> JaxArray:
-    """The mean of the squares of what is linear from a to b."""
+    """The mean square of a function that is linear from a to b."""
     return (a * a + a * b + b * b) / 3

@@ -1,7 +1,7 @@
 """Tests of exchangeability by betting: smoothed conformal p-values, and the capital of strategies that bet on them.
 
-While the scores are exchangeable the p-values are independent and uniform. Then no strategy multiplies its capital:
-the capital is a martingale that starts at 1, and by Ville's inequality it ever reaches 1 / a with a probability of at
+While the scores are exchangeable, the p-values are independent and uniform. Then no strategy multiplies its capital:
+the capital is a martingale that starts at 1. By Ville's inequality, the probability that it ever reaches 1 / a is at
 most a.
 """
 
@@ -23,7 +23,7 @@ def p_values(scores: Real[ArrayLike, " n"], tau: Real[ArrayLike, " n"]) -> Float
 
     p_t = (#{i <= t: s_i > s_t} + tau_t #{i <= t: s_i = s_t}) / t. If the scores are exchangeable and the taus
     independent and uniform, the p-values are independent and uniform on (0, 1]. A large score has a small p-value. All
-    together cost O(n log n).
+    p-values together take O(n log n) time.
 
     Args:
         scores: [n], in the order of time. Infinite ones are allowed.
@@ -49,8 +49,8 @@ def p_values(scores: Real[ArrayLike, " n"], tau: Real[ArrayLike, " n"]) -> Float
         jnp.pad(jnp.searchsorted(in_order, scores, side=side).astype(jnp.int32), padding) for side in ("left", "right")
     ]
     nothing = jnp.zeros_like(scores)  # only the counts are used
-    found = _wavelet.count_and_sum_below(ranks, nothing, _wavelet.prefix_sums(nothing), bounds)
-    smaller, not_larger = (count[:n] for count, _ in found)
+    counts_and_sums = _wavelet.count_and_sum_below(ranks, nothing, _wavelet.prefix_sums(nothing), bounds)
+    smaller, not_larger = (count[:n] for count, _ in counts_and_sums)
     equal = (not_larger - smaller + 1).astype(scores.dtype)
     larger = (places - not_larger).astype(scores.dtype)
     return (larger + jnp.asarray(tau, scores.dtype) * equal) / (places + 1).astype(scores.dtype)
@@ -59,9 +59,9 @@ def p_values(scores: Real[ArrayLike, " n"], tau: Real[ArrayLike, " n"]) -> Float
 def log_bets(bet: str, parameters: Float[Array, " k"], p: Float[Array, ""]) -> Float[Array, " k"]:
     """The logarithms of the factors by which strategies multiply their capital after a p-value.
 
-    - "linear": 1 + a (p - 1/2) with |a| < 2: a strategy with a < 0 bets on small p-values, one with a > 0 on large
-      ones, and one with a = 0 does not bet.
-    - "power": a p^(a - 1) with a in (0, 1]: on small p-values, the more the smaller a is.
+    - "linear": 1 + a (p - 1/2) with |a| < 2. A strategy with a < 0 bets on small p-values, and a strategy with a > 0
+      bets on large ones. A strategy with a = 0 does not bet.
+    - "power": a p^(a - 1) with a in (0, 1]. The strategy bets on small p-values, and it bets more if a is smaller.
 
     Each is a density on (0, 1), so that under uniform p-values the mean factor is 1.
 
@@ -86,10 +86,10 @@ def log_bets(bet: str, parameters: Float[Array, " k"], p: Float[Array, ""]) -> F
 def log_capitals_after(
     log_capitals: Float[Array, " k"], log_factors: Float[Array, " k"], jump: Float[ArrayLike, ""]
 ) -> Float[Array, " k"]:
-    """The logarithms of the capitals of k strategies after one bet, a fraction of all capital being shared before it.
+    """The logarithms of the capitals of k strategies after one bet, before which they share a fraction of all capital.
 
     C_j <- ((1 - J) C_j + J / k sum_i C_i) f_j. With J = 0 the strategies never exchange capital, and their sum is a
-    mixture; with J > 0 it can follow a change. Either way the sum of the capitals is a martingale.
+    mixture. With J > 0 the sum can follow a change. In both cases the sum of the capitals is a martingale.
 
     Args:
         log_capitals: log C_j.

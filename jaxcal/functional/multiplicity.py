@@ -29,10 +29,10 @@ def miller_siegmund(
 ) -> Float[AnyArray, "*k"]:
     """The logarithm of a bound on the probability that the largest |T| of all splits is this large by chance.
 
-    Over the cuts of one ordered feature T is about a Brownian bridge, standardized, and for e = min_leaf / n
-    P(max |T| >= b) is about phi(b) (4 / b + (b - 1 / b) log((1 - e)^2 / e^2)), where b is the normal quantile that
-    corresponds to |T|. By Bonferroni it is at most m times the p-value of the best of m splits, ordered or not. The
-    lesser of the two is summed over the features.
+    Over the cuts of one ordered feature, T is about a standardized Brownian bridge. Let b be the normal quantile that
+    corresponds to |T|, and let e = min_leaf / n. Then P(max |T| >= b) is about
+    phi(b) (4 / b + (b - 1 / b) log((1 - e)^2 / e^2)). By Bonferroni, the probability is at most m times the p-value of
+    the best of m splits, ordered or not. The lesser of the two bounds is summed over the features.
 
     Args:
         statistic: the largest |T| of every node.
@@ -51,6 +51,8 @@ def miller_siegmund(
     xp = namespace(statistic, log_num_splits)
     n = xp.asarray(num_rows, statistic.dtype)
     own = xp.asarray(log_num_splits, statistic.dtype) + log_p_value(statistic, num_rows)[..., None]
+    # b is the normal quantile of |T|, by Wallace's approximation. `odds` is (1 - e) / e, and its logarithm is taken
+    # twice for the square in log((1 - e)^2 / e^2).
     df = xp.maximum(n - 2, 1)
     b = sqrt(df * xp.log1p(statistic**2 / df)) * (8 * df + 1) / (8 * df + 3)
     tail = xp.maximum(b, 1)
@@ -73,14 +75,14 @@ def miller_siegmund_quantile(
 ) -> Float[AnyArray, "*k"]:
     """The largest |T| for which `miller_siegmund` gives this value, by bisection: its inverse, up to 100.
 
-    Of one feature with one split it is the quantile of Student's t distribution.
+    For one feature with one split it is the quantile of Student's t distribution.
 
     Args:
         log_p: the logarithm of the bound.
-        num_rows: as there, and so the rest.
-        log_num_splits: as there.
-        min_leaf: as there.
-        ordered: as there.
+        num_rows: as for `miller_siegmund`.
+        log_num_splits: as for `miller_siegmund`.
+        min_leaf: as for `miller_siegmund`.
+        ordered: as for `miller_siegmund`.
 
     Example:
         >>> quantile = miller_siegmund_quantile(jnp.log(0.0105), 2000, jnp.full(9, 7.0), min_leaf=200)
@@ -118,31 +120,32 @@ def permutation_log_p(
     """The logarithm of the p-value of every node's largest |T|, by permutations of its residuals.
 
     p = (1 + the number of permutations whose largest |T| is no less) / (1 + num_permutations). Here deviations are
-    taken from the center of the node, which a permutation leaves alone: the largest |T| needs prefix sums only. The
-    permutations are powers of one random cycle of the node's n rows, so that one sort serves all of them. The powers of
-    a cycle are a group, and P(p <= q) <= q for residuals that are independent of x and of each other, whatever their
-    distribution; p is at least 1 / n.
+    taken from the center of the node, which a permutation does not change. So the largest |T| needs prefix sums only.
+    The permutations are powers of one random cycle of the node's n rows, so one sort serves all of them.
+
+    The powers of a cycle are a group. So P(p <= q) <= q if the residuals are independent of x and of each other,
+    whatever their distribution. The p-value is at least 1 / n.
 
     Args:
         x: features [n, d].
         residuals: [n].
-        nodes: the node of every row, as for `best_splits`; without, all rows are in one.
+        nodes: the node of every row, as for `best_splits`. If None, all rows are in one node.
         key: a random key.
         min_leaf: the least number of rows on either side, at least 1.
         num_nodes: k, the number of nodes.
         num_permutations: the p-value is at least 1 / (1 + num_permutations).
-        center: what deviations are taken from, the "mean" or the "median" of the node.
+        center: the center of the deviations, the "mean" or the "median" of the node.
         step: only splits with min_leaf, min_leaf + step, ... rows on the left are candidates.
         orders: the `feature_orders` of x, if they are known.
 
     Returns:
-        one logarithm a node [k]; 0 where no split is admissible.
+        one logarithm for each node [k]; 0 where no split is admissible.
 
     Raises:
         TypeError: if key is no random key.
         ValueError: if the lengths differ, a value is NaN or infinite, or an option is none of those above.
 
-    Source: Westfall and Young, Resampling-Based Multiple Testing (1993); of subgroups: Hemerik and Goeman, TEST 27
+    Source: Westfall and Young, Resampling-Based Multiple Testing (1993); for subgroups: Hemerik and Goeman, TEST 27
     (2018).
 
     Example:
@@ -159,14 +162,14 @@ def permutation_log_p(
 
 @partial(jax.jit, static_argnames="num_permutations")
 def _permutation_log_p(key: PRNGKeyArray, problem: Problem, num_permutations: int) -> Float[AnyArray, " k"]:
-    """The rows of a node in random order are a ring, which a power of the cycle turns."""
+    """`permutation_log_p`: the rows of a node in random order are a ring, which a power of the cycle turns."""
     n, layout, num_nodes = problem.x.shape[0], problem.layout, problem.num_nodes
     deviations = centered_deviations(rank(problem.residuals, layout).residuals, layout, problem.center)
     ring_key, turn_key = jax.random.split(key)
     ring = by_node(_wavelet.stable_order(jax.random.bits(ring_key, (n,), jnp.uint32), 32), layout)
     place_in_ring = _wavelet.inverse(ring)
     ring = deviations[ring]
-    # Of as many turns in a row, any one may be that of the residuals as they are; it comes first.
+    # A run of consecutive turns contains the original order of the residuals at a random place. That turn comes first.
     number = num_permutations + 1
     before = jax.random.randint(turn_key, (1, num_nodes + 1), 0, number, jnp.int32)
     turns = (jnp.arange(number, dtype=jnp.int32)[:, None] + before) % number - before
@@ -179,7 +182,7 @@ def _permutation_log_p(key: PRNGKeyArray, problem: Problem, num_permutations: in
         column, order = feature
         order = by_node(order, layout)
         admissible = admissible_cuts(column[order], layout, problem.min_leaf, problem.step)
-        # |T| grows with the variance between the sides: here, times the number of rows.
+        # |T| grows with the variance between the sides: S^2 / (n_left n_right), with S the sum over the left side.
         scale = jnp.where(admissible, 1 / jnp.maximum(sizes[0], 1).astype(ring.dtype) / jnp.maximum(sizes[1], 1), 0)
         places = place_in_ring[order]
 

@@ -74,9 +74,9 @@ def mean_abs(mean: AnyArray, std: ArrayLike) -> AnyArray:
 
 
 def in_one_dtype(*values: PerRow) -> list[Any]:
-    """The library of the values, and they as its arrays in one dtype of floats; a number has no say in the dtype.
+    """The library of the values, and the values as its arrays in one float dtype, which plain numbers do not affect.
 
-    It is float32 at least: what is computed on the way leaves the range of half precision.
+    The dtype is at least float32, because intermediate results leave the range of half precision.
 
     >>> _, y, std = in_one_dtype(np.ones(2, np.float32), 2.0)
     >>> print(y.dtype, std.dtype)

@@ -1,7 +1,7 @@
 """The upper tail of the standard normal distribution beyond an end: N given that N > end.
 
-The tail below -end is its mirror image. All is computed in logs or by continued fractions, so that an end at 40 does no
-harm.
+The tail below -end is its mirror image. Everything is computed in logs or by continued fractions, so results are
+precise even for an end at 40.
 """
 
 import math
@@ -28,7 +28,7 @@ def survival(x: Float[AnyArray, "*n"], end: Float[AnyArray, "*n"]) -> Float[AnyA
 
 
 def quantile(fraction: Float[AnyArray, "*n"], end: Float[AnyArray, "*n"]) -> Float[AnyArray, "*n"]:
-    """The x of which a fraction of the tail in (0, 1] lies beyond.
+    """The x beyond which a fraction of the tail lies, for fractions in (0, 1].
 
     Example:
         >>> print(f"{quantile(np.array(0.5), np.array(0.0)):.4f}")
@@ -49,8 +49,8 @@ def log_prob(x: Float[AnyArray, "*n"], end: Float[AnyArray, "*n"]) -> Float[AnyA
 def excess(end: Float[AnyArray, "*n"]) -> tuple[Float[AnyArray, "*n"], Float[AnyArray, "*n"]]:
     """The mean and the mean square of N - end.
 
-    The mean is phi(end) / Phi(-end) - end, the mean square 1 - end * mean; far out, where these cancel, both by the
-    continued fraction of Mills' ratio.
+    The mean is phi(end) / Phi(-end) - end. The mean square is 1 - end * mean. Far out these differences cancel, and
+    both come from the continued fraction of Mills' ratio.
     """
     xp, far = namespace(end), end > 5
     near = xp.where(far, 5, end)
@@ -61,10 +61,10 @@ def excess(end: Float[AnyArray, "*n"]) -> tuple[Float[AnyArray, "*n"], Float[Any
 
 
 def square_of_survival(end: Float[AnyArray, "*n"]) -> Float[AnyArray, "*n"]:
-    """The integral of `survival`^2 from the end on: what the tail adds to a CRPS.
+    """The integral of `survival`^2 from the end on, which the tail adds to a CRPS.
 
-    With t = -end and h = phi(t) / Phi(t) it is t + 2 h - Phi(sqrt(2) t) / (sqrt(pi) Phi(t)^2). For end > 0 the same in
-    the mean excesses e over end and e' over sqrt(2) end, so that nothing cancels.
+    Let t = -end and h = phi(t) / Phi(t). The integral is t + 2 h - Phi(sqrt(2) t) / (sqrt(pi) Phi(t)^2). For end > 0 it
+    is written in the mean excesses e over end and e' over sqrt(2) end, so that nothing cancels.
     """
     xp, ndtr, root = namespace(end), special(end).ndtr, math.sqrt(2)
     t, outer = xp.where(end > 0, 0, -end), xp.where(end > 0, end, 0)

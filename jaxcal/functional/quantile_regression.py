@@ -1,12 +1,13 @@
-"""Linear quantile regression, exactly, and what it becomes when one more row is given whose score is not known.
+"""Exact linear quantile regression, and its change by one more row whose score is not known.
 
-The regression at level c of scores S_i on features phi_i minimizes sum_i rho(S_i - phi_i'b) with the pinball loss
-rho(u) = max(c u, (c - 1) u). A linear function of the features interpolates d rows, the basis; a row above it has the
-dual c, one below it c - 1, and those of the basis lie in between, so that sum_i eta_i phi_i = 0.
+The regression at level c of scores S_i on features phi_i minimizes sum_i rho(S_i - phi_i'b). Here
+rho(u) = max(c u, (c - 1) u) is the pinball loss. The solution is a linear function of the features that interpolates d
+rows, the basis. A row above it has the dual c, and a row below it has the dual c - 1. The duals of the basis lie in
+between, so that sum_i eta_i phi_i = 0.
 
-A new row with features phi and dual t demands sum_i eta_i phi_i + t phi = 0, and the minimum of
-sum_i rho(S_i - phi_i'b) - t phi'b. As t goes from 0 to its end the basis changes a few times: `cutoffs` follows that
-path. `solve`, on the host and in 64 bits, finds where it starts.
+With a new row of features phi and dual t, the condition is sum_i eta_i phi_i + t phi = 0. The solution then minimizes
+sum_i rho(S_i - phi_i'b) - t phi'b. As t goes from 0 to its end, the basis changes a few times: `cutoffs` follows that
+path. `solve` finds where the path starts, on the host and in 64 bits.
 """
 
 from functools import partial
@@ -20,18 +21,18 @@ from jaxtyping import Array, ArrayLike, Float, Int
 
 # How a path ended: at its end; with a cutoff of +inf or -inf; without a solution that could be verified.
 SOLVED, INFINITE, MINUS_INFINITE, FAILED = range(4)
-# How many entries [rows, n] the paths hold at once: so many stay in a processor's cache.
+# How many entries [rows, n] the paths hold at once: this number stays in a processor's cache.
 _AT_ONCE = 2**16
 
 
 class Vertex(NamedTuple):
-    """Where a regression, or a path, stands.
+    """The state of a regression, or of a path.
 
     Attributes:
         basis: the numbers of the d rows that are interpolated [d].
         inverse: the inverse of their features [d, d].
         duals: their duals eta [d], each between c - 1 and c.
-        side: of every row [n]: 1 above, where its dual is c, -1 below, where it is c - 1, and 0 in the basis.
+        side: of every row [n]: 1 above (its dual is c), -1 below (its dual is c - 1), and 0 in the basis.
     """
 
     basis: Int[Array, "..."]
@@ -44,7 +45,7 @@ class Cutoffs(NamedTuple):
     """The values of the regression at new rows.
 
     Attributes:
-        value: [m], finite; where the cutoff is not, the last finite one of the path.
+        value: [m], finite. Where the cutoff is infinite, it is the last finite value of the path.
         outcome: [m], `SOLVED`, `INFINITE`, `MINUS_INFINITE` or `FAILED`.
     """
 
@@ -53,10 +54,10 @@ class Cutoffs(NamedTuple):
 
 
 def separated(values: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
-    """Values of std 1 moved apart where they are equal, in 64 bits: so that no path goes in circles.
+    """Values of std 1, in 64 bits and moved a little, so that no two are equal and no path goes in circles.
 
-    They move by up to eps^(2/3) of their own dtype. What is optimal for these is optimal for the values as well, and
-    cutoffs are computed from the values.
+    They move by up to eps^(2/3) of their own dtype. A vertex that is optimal for the moved values is optimal for the
+    values as well. Cutoffs are computed from the values.
     """
     step = np.finfo(values.dtype).eps ** (2 / 3)
     return values.astype(float) + step * np.random.default_rng(0).uniform(size=len(values))
@@ -65,13 +66,13 @@ def separated(values: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
 def solve(
     features: Float[np.ndarray, "n d"], scores: Float[np.ndarray, " n"], level: float, start: Int[np.ndarray, " d"]
 ) -> Vertex:
-    """The regression at one level: from vertex to vertex downhill, each time as far as the loss decreases.
+    """The regression at one level: it moves from vertex to vertex, each time as far as the loss decreases.
 
     It computes in 64 bits, on the host.
 
     Args:
         features: [n, d], of full rank.
-        scores: [n], of which no two are equal where the features are: see `separated`.
+        scores: [n]. No two rows with equal features may have equal scores: see `separated`.
         level: c, in (0, 1).
         start: d rows whose features are independent, such as `independent_rows`, or the basis at another level.
 
@@ -79,7 +80,7 @@ def solve(
         the optimum, in the dtype of the features.
 
     Raises:
-        FloatingPointError: if rounding leaves no way down.
+        FloatingPointError: if rounding leaves no step that decreases the loss.
 
     Source: Barrodale and Roberts, SIAM Journal on Numerical Analysis 10 (1973); Koenker and d'Orey, Applied Statistics
     36 (1987).
@@ -95,6 +96,7 @@ def solve(
     side = np.where(scores > features @ (np.linalg.inv(features[basis]) @ scores[basis]), 1, -1)
     side[basis] = 0
     for _ in range(100 + 20 * features.shape[1] + len(scores)):
+        # The duals of the basis solve sum_i eta_i phi_i = 0, given the duals of all other rows.
         inverse = np.linalg.inv(features[basis])
         residuals = scores - features @ (inverse @ scores[basis])
         duals = -(np.where(side > 0, level, np.where(side < 0, level - 1, 0)) @ features) @ inverse
@@ -102,11 +104,11 @@ def solve(
         leaving = int(np.argmax(excess))
         if excess[leaving] <= 1e-9:
             duals = np.clip(duals, level - 1, level)
-            found = basis.astype(np.int32), inverse.astype(dtype), duals.astype(dtype), side.astype(np.int8)
-            return Vertex(*map(jax.device_put, found))
+            parts = basis.astype(np.int32), inverse.astype(dtype), duals.astype(dtype), side.astype(np.int8)
+            return Vertex(*map(jax.device_put, parts))
         upwards = 1 if duals[leaving] > level else -1
         passed = _downhill(features @ (-upwards * inverse[:, leaving]), residuals, side, excess[leaving])
-        # Sides change here alone: of a row that nearly lies on the regression the residual does not tell the side.
+        # Sides change here alone. Near the regression, the sign of a rounded residual may not be the side of its row.
         side[passed] *= -1
         side[basis[leaving]] = upwards
         basis[leaving] = passed[-1]
@@ -123,7 +125,7 @@ def _downhill(speed: np.ndarray, residuals: np.ndarray, side: np.ndarray, slope:
 
 
 def independent_rows(features: Float[np.ndarray, "n d"]) -> Int[np.ndarray, " d"]:
-    """d rows whose features are far from dependent: those that a QR decomposition with pivots takes first.
+    """d rows whose features are far from dependent: the first rows of a QR decomposition with pivots.
 
     Example:
         >>> print(independent_rows(np.array([[1.0, 0.0], [2.0, 0.0], [0.0, 1.0]])))
@@ -146,18 +148,18 @@ def cutoffs(
 ) -> Cutoffs:
     """phi'b(t) at each new row, for the regression in which this row has the dual t.
 
-    With t = c this is the largest score that the new row may have without lying above the regression of all n + 1
-    rows. Where several numbers are, it is the least. Where the path meets no further row the cutoff is infinite: so few
-    rows resemble the new one. The derivative in phi is b(t).
+    With t = c this is the largest score whose row does not lie above the regression of all n + 1 rows. If several
+    numbers qualify, the cutoff is the least of them. If the path meets no further row, too few rows resemble the new
+    one, and the cutoff is infinite. The derivative with respect to phi is b(t).
 
     Every vertex at which a path ends is checked: the sides of all rows, and the sum of the duals. Cutoffs are rounded
-    upwards, so that a score that equals one lies inside.
+    upwards, so that a score that equals its cutoff lies inside.
 
     Args:
         features: of the n rows [n, d]; best if their mean square is 1 and they are uncorrelated.
-        scores: [n], of std 1 or so.
-        moved: [n], the scores as `solve` had them.
-        vertex: what `solve` found, in the dtype of the features.
+        scores: [n], of a std of about 1.
+        moved: [n], the scores that `solve` took.
+        vertex: the result of `solve`, in the dtype of the features.
         level: c.
         new: features of m new rows [m, d].
         dual: t of the new rows [m], from c - 1 to c.
@@ -179,14 +181,14 @@ def cutoffs(
     fill = batches * at_once - count
     new = jnp.pad(new, ((0, fill), (0, 0)), mode="edge").reshape(batches, at_once, -1)
     dual = jnp.pad(dual, (0, fill), mode="edge").reshape(batches, at_once)
-    found = lax.map(lambda batch: jax.vmap(find)(*batch), (new, dual))
-    return jax.tree.map(lambda values: values.reshape(-1)[:count], found)
+    in_batches = lax.map(lambda batch: jax.vmap(find)(*batch), (new, dual))
+    return jax.tree.map(lambda values: values.reshape(-1)[:count], in_batches)
 
 
 def _cutoff(
     features: Array, scores: Array, moved: Array, vertex: Vertex, level: Array, new: Array, dual: Array
 ) -> Cutoffs:
-    """Of one new row."""
+    """`cutoffs` of one new row."""
     fixed = lax.stop_gradient(new)
     end, left, failed = _follow(features, moved, vertex, level, jnp.sign(dual) * fixed, jnp.abs(dual))
     infinite = (left > 0) & ~failed
@@ -210,7 +212,7 @@ def _is_optimal(
     tolerance = 10 * float(jnp.finfo(features.dtype).eps) ** (2 / 3)
     residuals = moved - _dot(features, coefficients)
     sides = end.side * residuals >= -tolerance * (1 + jnp.abs(moved))
-    # The change of the duals since the start: a sum of few terms, which rounds less than that of all.
+    # The change of the duals since the start has few terms. Its sum rounds less than the sum of all duals.
     change = _duals(end, level) - _duals(start, level)
     sums = jnp.abs(_dot(change, features) + pull) <= tolerance * (1 + _dot(jnp.abs(change), jnp.abs(features)))
     inside = (end.duals >= level - 1 - tolerance) & (end.duals <= level + tolerance)
@@ -224,7 +226,7 @@ def _duals(vertex: Vertex, level: Array) -> Array:
 
 
 class _State(NamedTuple):
-    """On the way of a path."""
+    """A path between two steps."""
 
     at: Vertex
     residuals: Array
@@ -236,7 +238,7 @@ class _State(NamedTuple):
 def _follow(
     features: Array, moved: Array, start: Vertex, level: Array, direction: Array, length: Array
 ) -> tuple[Vertex, Array, Array]:
-    """The vertex at the end of a path; what is left of its length, 0 unless it is unbounded; whether it had no end."""
+    """The vertex at the end of a path; the rest of its length, 0 unless it is unbounded; whether the steps ran out."""
     most = 100 + 20 * features.shape[1]
     residuals = moved - _dot(features, _dot(start.inverse, moved[start.basis]))
     state = _State(start, residuals, length, jnp.zeros((), int), jnp.ones((), bool))
@@ -246,15 +248,16 @@ def _follow(
 
 
 def _step(features: Array, level: Array, direction: Array, state: _State) -> _State:
-    """The duals move until one of the basis is at a bound; then its row leaves, and the next that is met enters."""
+    """The duals move until one of the basis is at a bound; then its row leaves, and the next row that is met enters."""
     eps = float(jnp.finfo(features.dtype).eps)
     at, left = state.at, state.left
+    # sum_i eta_i phi_i + t phi = 0: the duals of the basis change by -phi'inverse as t grows.
     rates = -_dot(direction, at.inverse)
     room = jnp.maximum(jnp.where(rates > 0, level - at.duals, at.duals - (level - 1)), 0)
     moving = jnp.abs(rates) > eps ** (2 / 3)
     times = jnp.where(moving, room / jnp.where(moving, jnp.abs(rates), 1), jnp.inf)
     leaving = jnp.argmin(times)
-    # No change right at the end: of the numbers that may be the cutoff it is the least.
+    # The basis does not change right at the end, so the cutoff is the least of the numbers that qualify.
     arrives = times[leaving] >= left - eps ** (2 / 3)
     time = jnp.minimum(times[leaving], left)
     duals, left = at.duals + time * rates, jnp.where(arrives, 0, left - time)

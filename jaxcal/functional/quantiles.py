@@ -19,7 +19,7 @@ from jaxcal.functional import linalg
 from jaxcal.functional._loops import scan, while_loop
 
 RULES = ("inverse_cdf", "crude", "conformal", "symmetric")
-# Those that guarantee the coverage of a new exchangeable value, and are infinite where the table is too short for it.
+# The rules that guarantee the coverage of a new exchangeable value; infinite where the table is too short for that.
 CONFORMAL_RULES = ("conformal", "symmetric")
 
 
@@ -33,16 +33,17 @@ def empirical_quantile(
       empirical cdf. A new exchangeable value lies at or below it with probability k / (L + 1), which is
       less than p at high levels.
     - "crude": k = floor(p L) + 1, at most L: the 0-based entry int(p L) of CRUDE's Algorithm 1 (Zelikman et
-      al. 2020). One rank above "inverse_cdf" where p L is an integer, else the same.
+      al. 2020). It is one rank above "inverse_cdf" where p L is an integer, and else the same.
     - "conformal": k = ceil((L + 1) p), which covers a new exchangeable value with probability k / (L + 1),
       never less than p. No finite value guarantees that below rank 1 or above rank L: these are -inf and +inf.
-    - "symmetric": for a table of 2 L values -s_(L), ..., -s_(1), s_(1), ..., s_(L), the quantile is
-      sign(p - 1/2) s_(k) with the "conformal" rank k = ceil((L + 1) |2 p - 1|) among the s: the central interval
-      at level c is -+ s_(ceil((L + 1) c)), the split conformal one. It is 0 at p = 1/2.
+    - "symmetric": the quantile of a table of 2 L values -s_(L), ..., -s_(1), s_(1), ..., s_(L). It is
+      sign(p - 1/2) s_(k) with the "conformal" rank k = ceil((L + 1) |2 p - 1|) among the s. It is 0 at p = 1/2. The
+      central interval at level c is -+ s_(ceil((L + 1) c)), the split conformal interval.
 
-    A product such as 0.29 x 100 = 28.999999999999996 counts as the integer it stands for: levels of three
-    decimals give the right ranks in every dtype up to a million rows. ("symmetric", whose 2 p - 1 loses digits in
-    the middle, does from |2 p - 1| = 1/4 on, and everywhere up to a thousand.)
+    A product such as 0.29 x 100 = 28.999999999999996 counts as the integer it stands for. So levels of three
+    decimals give the right ranks in every dtype up to a million rows. The exception is "symmetric", whose 2 p - 1
+    loses digits in the middle. Its ranks are right up to a thousand rows, and up to a million rows from
+    |2 p - 1| = 1/4 on.
 
     Args:
         table: [L] values in increasing order.
@@ -69,7 +70,7 @@ def empirical_quantile(
 
 
 def empirical_rank(p: Real[ArrayLike, "*n"], size: int, rule: str = "inverse_cdf") -> Float[Array, "*n"]:
-    """The rank k of `empirical_quantile`, from 1 to L; "conformal" from 0 to L + 1, where no finite value will do.
+    """The rank k of `empirical_quantile`, from 1 to L; "conformal" from 0 to L + 1, at which the quantile is infinite.
 
     Args:
         p: levels in [0, 1], of any shape.
@@ -88,7 +89,7 @@ def empirical_rank(p: Real[ArrayLike, "*n"], size: int, rule: str = "inverse_cdf
 
 @numpy_or_jit
 def _rank(p: Float[AnyArray, "*n"], size: int, rule: str) -> Float[AnyArray, "*n"]:
-    """`empirical_rank` at checked levels: of a few known ones no program is worth its compilation."""
+    """`empirical_rank` at checked levels; few known levels are not worth the compilation of a program."""
     xp = namespace(p)
     if rule == "conformal":
         return xp.ceil(_snapped(p * (size + 1), size))
@@ -100,8 +101,9 @@ def _rank(p: Float[AnyArray, "*n"], size: int, rule: str) -> Float[AnyArray, "*n
 def outward_quantile(table: Real[ArrayLike, " l"], p: Real[ArrayLike, "*n"]) -> Float[AnyArray, "*n"]:
     """The "conformal" quantile of a sorted table, with ranks rounded away from the median.
 
-    From the median on it is that of rank ceil((L + 1) p), below that of rank floor((L + 1) p): the quantiles at
-    (1 -+ c) / 2 have the ranks L + 1 - k and k, and hold a new exchangeable value with probability at least c.
+    From the median on its rank is ceil((L + 1) p), and below the median its rank is floor((L + 1) p). So the quantiles
+    at (1 -+ c) / 2 have the ranks L + 1 - k and k. A new exchangeable value lies between them with probability at least
+    c.
 
     Args:
         table: [L] values in increasing order.
@@ -122,7 +124,7 @@ def outward_quantile(table: Real[ArrayLike, " l"], p: Real[ArrayLike, "*n"]) -> 
 
 
 def entries(table: Float[ArrayLike, " l"], p: Real[ArrayLike, "*n"], rule: str) -> Float[AnyArray, "*n"]:
-    """The quantiles of a sorted table by a rule; with "conformal" those of `outward_quantile`.
+    """The quantiles of a sorted table by a rule; "conformal" gives `outward_quantile`.
 
     >>> print(entries(jnp.arange(1.0, 31.0), jnp.array([0.05, 0.95]), "conformal"))
     [ 1. 30.]
@@ -134,16 +136,17 @@ def entries(table: Float[ArrayLike, " l"], p: Real[ArrayLike, "*n"], rule: str) 
 def randomized_quantile(
     table: Float[ArrayLike, " l"], p: Real[ArrayLike, "*n"], tau: Real[ArrayLike, "*n"]
 ) -> Float[Array, "*n"]:
-    """The quantile of a sorted table at level p, its rank drawn so that it is t = (L + 1) p in the mean.
+    """The quantile of a sorted table at level p, with a random rank whose mean is t = (L + 1) p.
 
-    The rank is floor(t) + 1 where tau < t - floor(t), else floor(t): the smallest k with (k + tau) / (L + 1) >= p. With
-    tau uniform on [0, 1) a new exchangeable value lies at or below the quantile with probability p, at every level. No
-    finite value does below rank 1 or above rank L: these are -inf and +inf. One tau gives quantiles that do not cross.
+    The rank is the smallest k with (k + tau) / (L + 1) >= p. So it is floor(t) + 1 where tau < t - floor(t), else
+    floor(t). If tau is uniform on [0, 1), a new exchangeable value lies at or below the quantile with probability p, at
+    every level. No finite value does below rank 1 or above rank L, where the quantiles are -inf and +inf. Quantiles
+    with the same tau do not cross.
 
     Args:
         table: [L] values in increasing order.
         p: levels in [0, 1], of any shape.
-        tau: what the drawing is made by, in [0, 1), in the shape of p.
+        tau: random numbers in [0, 1) that choose the ranks, in the shape of p.
 
     Returns:
         the quantiles, in the shape of p.
@@ -157,7 +160,7 @@ def randomized_quantile(
     table, p = jnp.asarray(table), _checks.as_floats("p", p)
     position = _snapped(p * (table.shape[0] + 1), table.shape[0])
     below = jnp.floor(position)
-    # Not the floor of a sum with tau, which rounds up where tau is next to 1.
+    # The floor of a sum with tau would not do: the sum rounds up where tau is next to 1.
     return _entry(table, below + (jnp.asarray(tau) < position - below))
 
 
@@ -165,16 +168,16 @@ def randomized_quantile(
 def jackknife_plus_quantile(
     centers: Float[ArrayLike, " l"], widths: Float[ArrayLike, " l"], p: Real[ArrayLike, "*k"]
 ) -> Float[Array, "*k"]:
-    """The quantile at level p whose central intervals are those of the jackknife+ and of CV+, of one prediction.
+    """The quantile at level p of one prediction, with the central intervals of the jackknife+ and of CV+.
 
-    Calibration row i has an error R_i of the model that was fitted without it; centers c_i are what these models
-    predict of the new row, widths w_i are R_i in its units. With k = ceil((L + 1) |2 p - 1|) the quantile is the k-th
-    smallest of the c_i + w_i for p > 1/2, and the k-th largest of the c_i - w_i for p < 1/2. So the central interval
-    at level 1 - a goes from rank floor(a (L + 1)) to rank ceil((1 - a) (L + 1)). No finite value does at rank L + 1:
-    these are -inf and +inf.
+    Calibration row i has an error R_i of the model that was fitted without it. The centers c_i are the predictions of
+    these models for the new row. The widths w_i are the errors R_i in units of the new row. Let
+    k = ceil((L + 1) |2 p - 1|). For p > 1/2 the quantile is the k-th smallest of the c_i + w_i. For p < 1/2 it is the
+    k-th largest of the c_i - w_i. So the central interval at level 1 - a goes from rank floor(a (L + 1)) to rank
+    ceil((1 - a) (L + 1)). No finite value does at rank L + 1, where the quantiles are -inf and +inf.
 
-    At low confidence levels these ends may cross. Then they, and the quantile at p = 1/2, are the median of the
-    centers: a quantile above 1/2 is at least that median, one below at most. So quantiles increase with p, and
+    At low confidence levels these ends may cross. So the quantile at p = 1/2 is the median of the centers. For p > 1/2
+    a quantile is at least this median, and for p < 1/2 it is at most this median. So quantiles increase with p, and
     intervals can only become wider.
 
     Args:
@@ -220,8 +223,8 @@ def linear_quantile(table: Float[ArrayLike, " l"], p: Real[ArrayLike, "*n"]) -> 
     """The quantile of a sorted table, the j-th smallest value at level j / (N + 1) and linear in between.
 
     With t = clip(p (N + 1), 1, N) and l = floor(t) it is a_(l) + (t - l) (a_(l+1) - a_(l)). A new
-    exchangeable value lies at or below the j-th smallest with probability j / (N + 1), which `jnp.quantile`
-    does not heed. It is differentiable in the table and in p.
+    exchangeable value lies at or below the j-th smallest value with probability j / (N + 1), which
+    `jnp.quantile` ignores. The quantile is differentiable in the table and in p.
 
     Args:
         table: [N] values in increasing order.
@@ -244,7 +247,7 @@ def linear_quantile(table: Float[ArrayLike, " l"], p: Real[ArrayLike, "*n"]) -> 
 def linear_entries(
     size: int, p: Real[ArrayLike, "*n"], dtype: DTypeLike
 ) -> tuple[Int[AnyArray, "*n"], Int[AnyArray, "*n"], Float[AnyArray, "*n"]]:
-    """The places of the entries that `linear_quantile` lies between, and which fraction of the way to the second one.
+    """The places of the two entries around `linear_quantile`, and its fraction of the way from the first to the second.
 
     >>> low, high, fraction = linear_entries(3, np.array([0.25, 0.625]), float)
     >>> print(low, high, fraction)
@@ -262,10 +265,12 @@ def linear_entries(
 def smoothed_table(table: Float[ArrayLike, " l"], fraction: Real[ArrayLike, ""]) -> Float[Array, " l"]:
     """A sorted table whose every value becomes the mean of the values within floor(fraction L) ranks.
 
-    Towards both ends the window shrinks, symmetrically: the value of rank k is the mean of those of the ranks k - r to
-    k + r, with r = min(floor(fraction L), k - 1, L - k). So the ends stay, the table stays sorted, and a table that is
-    linear in the rank does not change. The derivative of a quantile that is read from it is spread over the values
-    around it: a gradient that trains what made the values then depends on many of them, not on one or two.
+    Towards both ends the window shrinks symmetrically. The value of rank k becomes the mean of the values of the ranks
+    k - r to k + r. Here r = min(floor(fraction L), k - 1, L - k). So the ends stay, the table stays sorted, and a table
+    that is linear in the rank does not change.
+
+    A quantile of the smoothed table has a derivative with respect to all values around it. So a gradient for training
+    through this quantile depends on many values, not on one or two.
 
     Args:
         table: [L] values in increasing order.
@@ -274,9 +279,8 @@ def smoothed_table(table: Float[ArrayLike, " l"], fraction: Real[ArrayLike, ""])
     Returns:
         the smoothed values [L], in increasing order.
 
-    Source: a kernel quantile estimator, with a uniform kernel: Parzen, JASA 74 (1979). For training through a
-    calibration quantiles are smoothed by Stutz, Dvijotham, Cemgil and Doucet, Learning Optimal Conformal Classifiers,
-    ICLR 2022.
+    Source: a kernel quantile estimator, with a uniform kernel: Parzen, JASA 74 (1979). Stutz, Dvijotham, Cemgil and
+    Doucet, Learning Optimal Conformal Classifiers, ICLR 2022, smooth quantiles for training through a calibration.
 
     Example:
         >>> print(smoothed_table(jnp.array([0.0, 1.0, 5.0, 6.0, 8.0]), 0.2).round(2))
@@ -289,7 +293,7 @@ def smoothed_table(table: Float[ArrayLike, " l"], fraction: Real[ArrayLike, ""])
     center = jax.lax.stop_gradient(table.mean())
     sums = jnp.concatenate([jnp.zeros_like(table[:1]), jnp.cumsum(table - center)])
     means = center + (sums[ranks + reach + 1] - sums[ranks - reach]) / (2 * reach + 1).astype(table.dtype)
-    # Rounding must not put two of them out of order, nor one beyond the ends.
+    # Rounding must not put two means out of order, or one mean beyond the ends.
     return linalg.snapped(means, jnp.clip(jax.lax.cummax(jax.lax.stop_gradient(means)), table[0], table[-1]))
 
 
@@ -330,7 +334,7 @@ def replace_in_sorted(
     Args:
         table: [L] values in increasing order.
         old: a value of the table.
-        new: what takes its place.
+        new: the value that takes its place.
 
     Example:
         >>> print(replace_in_sorted(jnp.array([1.0, 2.0, 4.0, 8.0]), 2.0, 5.0))
@@ -351,12 +355,12 @@ def interpolate_monotone(
 ) -> Float[AnyArray, "*n"]:
     """A non-decreasing piecewise-linear curve through knots, constant beyond the first and the last.
 
-    Where knots are repeated the curve jumps, and takes the value of the last of them (as a cdf does). It is
-    differentiable in x and in the knots wherever it is smooth, and its derivatives are finite everywhere: at a knot
-    those of the piece to the right.
+    Where knots are repeated, the curve jumps and takes the value of the last of them (as a cdf does). It is
+    differentiable in x and in the knots wherever it is smooth. Its derivatives are finite everywhere. At a knot they
+    are the derivatives of the piece to the right.
 
     Args:
-        x: where, of any shape.
+        x: the points, of any shape.
         xp: [k] positions of at least two knots, non-decreasing.
         fp: [k] values at the knots, non-decreasing.
 
@@ -386,9 +390,9 @@ def invert_cdf(
 ) -> Float[AnyArray, "*n"]:
     """The smallest y in [lower, upper] with cdf(y) >= p, elementwise, by a bracketing search.
 
-    The search needs no density and copes with jumps and flat pieces. The derivatives in p, and in whatever
-    the cdf depends on, are those of the implicit function, dy = (dp - d cdf) / density; they are 0 where the
-    density is.
+    The search needs no density and copes with jumps and flat pieces. The quantile has derivatives with respect to p
+    and to the parameters of the cdf. They are derivatives of the implicit function: dy = (dp - d cdf) / density.
+    They are 0 where the density is 0.
 
     Args:
         cdf: a non-decreasing function, elementwise.
@@ -396,11 +400,11 @@ def invert_cdf(
         lower: [n], with cdf <= p.
         upper: [n], with cdf >= p. Where an end of the bracket is infinite it is the answer (`lower` for
             p < 1/2, else `upper`).
-        density: the derivative of the cdf. It is for NumPy's arrays, which need it; JAX finds it by itself.
+        density: the derivative of the cdf. NumPy's arrays need it for the last step; JAX differentiates the cdf.
 
     Returns:
-        the quantiles [n]: to rounding where the cdf is smooth, and at a jump less than eps^(2/3) of the
-        bracket's width above it.
+        the quantiles [n]. They are exact to rounding where the cdf is smooth. At a jump they lie above it, by less
+        than eps^(2/3) of the bracket's width.
 
     Source: Chandrupatla, Advances in Engineering Software 28 (1997), and one Newton step at the end.
 
@@ -428,13 +432,13 @@ def invert_cdf(
 
 
 def last_place(holds: Callable[[AnyArray], AnyArray], start: AnyArray, end: ArrayLike, length: int) -> AnyArray:
-    """The last places from `start` to `end` at which something holds that holds from the start on: a binary search.
+    """The last places from `start` to `end` up to which a condition holds, by binary search.
 
     Args:
-        holds: of an array of places, whether it holds there.
+        holds: whether the condition holds at each of an array of places. It holds at the start.
         start: the first places.
-        end: the last ones, of which no two are further apart than `length`.
-        length: a bound.
+        end: the last places, each at most `length` after its start.
+        length: a bound on the distances.
 
     Example:
         >>> table = jnp.array([1.0, 3.0, 3.0, 8.0])
@@ -455,13 +459,13 @@ def _entry(table: AnyArray, rank: AnyArray) -> AnyArray:
     """The values of these ranks, from 1 to L: -inf below and +inf above."""
     xp, size = namespace(table, rank), table.shape[0]
     value = table[xp.clip(xp.where(xp.isnan(rank), size, rank), 1, size).astype(int) - 1]
-    # Infinite values: a table of integers gives floats.
+    # A table of integers gives floats, as quantiles may be infinite.
     dtype = table.dtype if np.issubdtype(table.dtype, np.inexact) else rank.dtype
     return xp.where(rank < 1, -np.inf, xp.where(rank > size, np.inf, value)).astype(dtype)
 
 
 def _snapped(count: AnyArray, size: int) -> AnyArray:
-    """`count`, or the nearest integer where they differ by rounding only, that of p or of a 1 - p."""
+    """`count`, or the nearest integer where they differ only by the rounding of p or of 1 - p."""
     xp, eps = namespace(count), float(jnp.finfo(count.dtype).eps)
     tolerance = xp.minimum(eps * (4 * count + min(size, 1000)), 0.25)
     nearest = xp.round(count)
@@ -473,7 +477,7 @@ def _chandrupatla(
 ) -> tuple[AnyArray, AnyArray]:
     """A narrow bracket of the root of an increasing function: its ends (low, high), excess(high) >= 0.
 
-    It is so wide that a Newton step from it ends in the rounding, and that rounding has no say in the search.
+    It is wide enough that rounding does not affect the search. After one Newton step from it, the error is rounding.
     """
     xp, info = namespace(lower, upper), jnp.finfo(lower.dtype)
     eps, tiny = float(info.eps), float(info.tiny)
@@ -488,7 +492,7 @@ def _chandrupatla(
         a, b, fa, fb, fraction = old
         x = a + fraction * (b - a)
         fx = excess(x)
-        # The new bracket is [x, b]; c is the point that it leaves out.
+        # The new bracket is [x, b]; c is the point that it no longer contains.
         same = (fx >= 0) == (fa >= 0)
         b, c = xp.where(same, b, a), xp.where(same, a, b)
         fb, fc = xp.where(same, fb, fa), xp.where(same, fa, fb)
@@ -518,6 +522,6 @@ def _divide_by_slope(linear: Callable[[Array], Array], values: Array) -> Array:
 
 
 def unit_gauss_legendre(points: int) -> tuple[np.ndarray, np.ndarray]:
-    """Nodes and weights on [0, 1]."""
+    """Nodes and weights of the Gauss-Legendre rule on [0, 1]."""
     nodes, weights = np.polynomial.legendre.leggauss(points)
     return (nodes + 1) / 2, weights / 2

@@ -3,7 +3,8 @@
 In floating point loc + scale * ((y - loc) / scale) is not y. With u = eps / 2, the difference, the quotient and the
 product are each off by u of |scale z|. The sum is off by u of the end. Together that is 2 eps of the largest size.
 An interval that ends at a calibration row's own value would lose each new row of that value. So ends are moved outward
-by 4 eps of the largest size, which is 4 to 8 units in its last place. A value within that of an end counts as equal.
+by 4 eps of the largest size, which is 4 to 8 units in its last place. A value within that distance of an end counts as
+equal.
 """
 
 from collections.abc import Callable
@@ -15,9 +16,9 @@ from jaxtyping import ArrayLike, Bool, Float, Real
 from jaxcal._numpy import AnyArray, constant, namespace
 from jaxcal.functional._loops import while_loop
 
-# What an end is moved by, in eps of the largest size; twice the largest error.
+# How far an end is moved, in eps of the largest size: twice the largest error.
 UNITS = 4
-# Each try to move an end beyond a level is twice as far as the one before. So many leave the range of every dtype.
+# Each try to move an end beyond a level goes twice as far as the try before. This number leaves the range of any dtype.
 _MOST_TRIES = 1100
 
 
@@ -36,12 +37,12 @@ def tolerance(*sizes: Float[AnyArray, "..."]) -> Float[AnyArray, "..."]:
 def outward(
     end: Float[AnyArray, "..."], side: Real[ArrayLike, "..."], *sizes: Float[AnyArray, "..."]
 ) -> Float[AnyArray, "..."]:
-    """The end of an interval, moved outward by the `tolerance` of its size and of the others; infinite ones stay.
+    """The end of an interval, moved outward by the `tolerance` of its size and the other sizes; infinite ends stay.
 
     Args:
         end: the ends, of any shape.
-        side: 1 for an upper end, -1 for a lower one, 0 for what stays; in the shape of the ends, or one number.
-        sizes: what the end is the sum of, in its shape.
+        side: 1 for an upper end, -1 for a lower end, 0 for an end that stays; in the shape of the ends, or one number.
+        sizes: the terms whose sum is the end, in its shape.
 
     Example:
         >>> lower, upper = outward(jnp.array([0.1, jnp.inf]), jnp.array([-1, 1]), jnp.array([10.0, 1.0]))
@@ -52,9 +53,10 @@ def outward(
 
 
 def of_probability(p: Float[AnyArray, "..."]) -> Float[AnyArray, "..."]:
-    """What a probability may be off by: 4 eps of p (1 - log p). It has no derivative.
+    """The possible rounding error of a probability: 4 eps of p (1 - log p). It has no derivative.
 
-    exp(-s) is off by s times as much as s. NumPy and a program find cdfs of Student t that are this far apart.
+    The relative error of exp(-s) is s times the relative error of s. NumPy and a compiled program compute cdfs of
+    Student t that differ by this much.
     """
     xp, p = namespace(p), constant(p)
     tiny = float(jnp.finfo(p.dtype).tiny)
@@ -68,18 +70,18 @@ def beyond(
     side: Real[ArrayLike, "..."],
     *sizes: Float[AnyArray, "..."],
 ) -> Float[AnyArray, "..."]:
-    """A quantile moved outward until the cdf there is beyond its level, so that all y of that level lie inside.
+    """A quantile, moved outward until the cdf there is beyond the level, so that all y of that level lie inside.
 
-    Units in the last place do not tell how far that is: a cdf near 1 is the same for a wide range of y. The first
-    move is that of `outward`, and each further one is twice as long. Beyond means by more than `of_probability`, or
-    where the cdf is 0 or 1. If no y is beyond the level, the end is infinite.
+    Units in the last place do not say how far that is: a cdf near 1 is the same for a wide range of y. The
+    first move is the move of `outward`, and each further move is twice as long. The cdf is beyond the level if it
+    differs by more than `of_probability`, or if it is 0 or 1. If no y is beyond the level, the end is infinite.
 
     Args:
         cdf: elementwise; no derivative passes through it.
         end: the quantiles, in the shape that `cdf` takes.
-        level: theirs, as the cdf has them.
-        side: as of `outward`.
-        sizes: likewise; one of them is not 0.
+        level: the levels of the quantiles, as values of `cdf`.
+        side: as for `outward`.
+        sizes: as for `outward`; at least one of them is not 0.
 
     Example:
         >>> import jax

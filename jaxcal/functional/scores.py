@@ -27,11 +27,11 @@ from jaxcal.functional.quantiles import unit_gauss_legendre
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# Of two independent values of N(0, 1/2): half the mean distance.
+# Half the mean distance of two independent values of N(0, 1/2).
 _HALF_MEAN_DIFFERENCE = 1 / math.sqrt(2 * math.pi)
 # The least CRPS of a normal distribution around an error of 1, over all stds.
 _LEAST_CRPS = math.erf(math.sqrt(math.log(4)) / 2)
-# For so many rows at once the distances to all others are held.
+# The number of rows whose distances to all others are held at once.
 _ROWS_AT_ONCE = 256
 
 
@@ -46,7 +46,7 @@ def normal_mixture_crps(
 
     sum_i w_i A(y - mean_i, std_i) - 1/2 sum_ij w_i w_j A(mean_i - mean_j, sqrt(std_i^2 + std_j^2)).
     It takes O(m^2 n) operations, one member at a time, in the memory of the arguments. Members with std 0 are
-    points.
+    point masses.
 
     Args:
         y: outcomes [n].
@@ -106,6 +106,7 @@ def empirical_crps(u: Real[ArrayLike, "*n"], table: Real[ArrayLike, " l"]) -> Fl
     z, v = values - center, outcomes - center
     sums = xp.concatenate([xp.zeros_like(z[:1]), xp.cumsum(z)]) / size
     below = xp.searchsorted(values, outcomes, side="right")
+    # E|u - Z| = v (2 F(u) - 1) + mean z - 2 sum_{z <= v} z / L. E|Z - Z'| / 2 = sum_i z_i (2 i - 1 - L) / L^2.
     # Integers are cast first: an int32 over a number is a float32, whatever the dtype of the table.
     distance = (2 * below.astype(z.dtype) / size - 1) * v + sums[-1] - 2 * sums[below]
     spread = (z * ((2 * xp.arange(size, dtype=z.dtype) + 1) / size - 1)).sum() / size
@@ -119,8 +120,8 @@ def quantile_crps(
 ) -> Float[Array, ""]:
     """CRPS of the distribution whose quantile function is piecewise linear through knots and constant beyond them.
 
-    Twice the integral of the pinball loss over the level, exact on every piece. Constant pieces are atoms,
-    and so are the two ends (of mass levels[0] and 1 - levels[-1]).
+    It is twice the integral of the pinball loss over the level, exact on every piece. Constant pieces are atoms,
+    and so are the two ends (with the masses levels[0] and 1 - levels[-1]).
 
     Args:
         y: one outcome.
@@ -137,7 +138,7 @@ def quantile_crps(
     levels, values = jnp.asarray(levels), jnp.asarray(values)
     p, q = jnp.pad(levels, 1, constant_values=(0, 1)), jnp.pad(values, 1, mode="edge")
     start, rise, first, step = q[:-1] - y, jnp.diff(q), p[:-1], jnp.diff(p)
-    # On a piece q - y = start + rise s and p = first + step s, for s in [0, 1]; q passes y at s = fraction.
+    # On a piece, with s in [0, 1]: q - y = start + rise s, p = first + step s. There q passes y at s = fraction.
     inside = (start < 0) & (start + rise > 0)
     fraction = jnp.where(inside, -start / jnp.where(inside, rise, 1), start + rise <= 0)
     below = _integral_of_product(start, rise, first, step, fraction)
@@ -153,12 +154,16 @@ def mixture_crps(
 ) -> Float[AnyArray, "*n"]:
     """CRPS of a mixture of m distributions of any kind, from their scores and quantile functions.
 
-    sum_i w_i crps_i(y) - 1/2 sum_ij w_i w_j D_ij, where D_ij, the integral of (F_i - F_j)^2, is also
-    E[crps_i(X_j) - crps_j(X_j)] for X_j from distribution j: a Gauss-Legendre rule of 24 points over its levels
-    p = v^3 (10 - 15 v + 6 v^2), which crowd at both ends. Of the two orders of a pair the one with the
-    narrower distribution as X_j is taken: there the other one's score is smooth. The relative error (in float64) is
-    below 1e-7 for normal members of any scales, below 1e-4 for Student t members down to df = 1.2, and
-    within 1e-2 for members with 30 or more atoms or kinks.
+    It is sum_i w_i crps_i(y) - 1/2 sum_ij w_i w_j D_ij, where D_ij is the integral of (F_i - F_j)^2. D_ij is also
+    E[crps_i(X_j) - crps_j(X_j)] for X_j from distribution j. A Gauss-Legendre rule of 24 points computes this mean over
+    the levels of X_j. The levels p = v^3 (10 - 15 v + 6 v^2) crowd at both ends. In each pair the narrower distribution
+    is j, because the score of the other distribution is smooth there.
+
+    The relative error in float64 is:
+
+    - below 1e-7 for normal members of any scales.
+    - below 1e-4 for Student t members down to df = 1.2.
+    - within 1e-2 for members with 30 or more atoms or kinks.
 
     Args:
         y: outcomes [n].
@@ -169,8 +174,8 @@ def mixture_crps(
     Returns:
         the score of every row, in the unit of y.
 
-    Source: it follows from the kernel form of the score, E|X - y| - E|X - X'| / 2 (Gneiting and Raftery, JASA
-    102 (2007), eq. 21).
+    Source: it follows from the kernel form of the score, E|X - y| - E|X - X'| / 2; Gneiting and Raftery, JASA
+    102 (2007), eq. 21.
 
     Example:
         >>> means = jnp.array([[-1.0], [1.0]])
@@ -184,7 +189,8 @@ def mixture_crps(
     fractions = xp.expand_dims(weights, tuple(range(1, 1 + y.ndim)))
     quartiles = each(lambda level: icdf(xp.full_like(y, level)), xp.asarray([0.25, 0.75], y.dtype))
     spread = quartiles[1] - quartiles[0]
-    order = 1 + xp.sign(spread[None] - spread[:, None])  # [j, i]: 2 where distribution j is the narrower one, else 0
+    # [j, i]: 2 where distribution j is the narrower one, 0 where it is the wider one, 1 where both are equally wide.
+    order = 1 + xp.sign(spread[None] - spread[:, None])
     pairs = 0.5 * order * fractions[:, None] * fractions[None]
 
     def add_point(total: AnyArray, point: tuple[AnyArray, AnyArray]) -> tuple[AnyArray, None]:
@@ -227,13 +233,13 @@ def pinball(y: PerRow, quantile: PerRow, level: PerRow) -> Float[Array, "*n"]:
 def interval_score(
     y: PerRow, lower: PerRow, upper: PerRow, confidence_level: Real[ArrayLike, ""]
 ) -> Float[AnyArray, "*n"]:
-    """Interval (Winkler) score: the width plus 2 / (1 - confidence_level) times the distance of y from it.
+    """Interval (Winkler) score: the width plus 2 / (1 - confidence_level) times the distance of y from the interval.
 
     Args:
         y: outcomes [n].
         lower: lower ends [n] of the central intervals.
         upper: upper ends [n].
-        confidence_level: the probability that the intervals are meant to hold, in (0, 1).
+        confidence_level: the intended coverage of the intervals, in (0, 1).
 
     Returns:
         the score of every row, in the unit of y.
@@ -277,26 +283,28 @@ def reliability_score(
     unbiased: bool = False,
     smoothing: Real[ArrayLike, ""] | None = None,
 ) -> Float[Array, ""]:
-    """How far the distribution of the standardized errors is from the standard normal one.
+    """How far the distribution of the standardized errors is from the standard normal distribution.
 
-    RS = integral of (Phi(t) - C(t))^2 dt / sqrt(2), where C is the empirical cdf of z = errors / std. In closed form,
-    with D the mean of |z_i - z_j| over all pairs, RS = (mean CRPS(Phi, z_i) - D / 2) / sqrt(2): half an energy
-    distance, whose second term takes one sort. It is never negative; of n errors that are calibrated its mean is
-    0.3989 / n. Ties need no care, in the value nor in the derivative, which is that of central differences. A second
-    derivative is that between ties: the first one jumps where two standardized errors change places.
+    RS = integral of (Phi(t) - C(t))^2 dt / sqrt(2), where C is the empirical cdf of z = errors / std. Let D be the mean
+    of |z_i - z_j| over all pairs. In closed form, RS = (mean CRPS(Phi, z_i) - D / 2) / sqrt(2). This is half an energy
+    distance, whose second term takes one sort. It is never negative. For n calibrated errors its mean is 0.3989 / n.
+
+    Ties need no care, in the value or in the derivative. At a tie the derivative is the limit of central differences.
+    A second derivative is valid between ties: the first derivative jumps where two standardized errors change places.
 
     Args:
         errors: y - mean [n].
         std: predicted standard deviations [n], positive, or one number. Where one is 0 and its error is not, the
             score is infinite.
         weights: of the rows [n], not negative and not all zero; equal where None.
-        crps: of another location-scale family, the CRPS of its standard distribution at z: a function [n] -> [n]. Then
-            `std` is its scale, and its cdf stands in place of Phi.
-        unbiased: whether D is the mean over pairs of different rows, for minibatches: then the mean over random
-            batches is the score of all rows, whatever the size of a batch (the score proper of m rows is larger, of
-            calibrated ones by 0.3989 / m in the mean). Calibrated errors have mean 0: it may be negative.
-        smoothing: a length s > 0, in standardized errors: sqrt(d^2 + s^2) - s stands in place of every distance
-            d = |z_i - z_j|. The first derivative then has no jumps. It takes O(n^2) time.
+        crps: for another location-scale family, the CRPS of its standard distribution at z: a function [n] -> [n]. Then
+            `std` is the scale of the family, and its standard cdf replaces Phi.
+        unbiased: whether D is the mean over pairs of different rows, for minibatches. Then the mean over random
+            batches is the score of all rows, whatever the size of a batch. The plain score of m rows is larger: for
+            calibrated rows by 0.3989 / m in the mean. Calibrated errors then have a mean score of 0, so a score may be
+            negative.
+        smoothing: a length s > 0, in standardized errors. Then sqrt(d^2 + s^2) - s replaces every distance
+            d = |z_i - z_j|, and the first derivative has no jumps. It takes O(n^2) time.
 
     Returns:
         the score, without a unit.
@@ -324,7 +332,7 @@ def reliability_score(
 
 
 def min_reliability_score(num_rows: int) -> Float[Array, ""]:
-    """The least reliability score that n errors can have: that of the normal quantiles at (2 i - 1) / (2 n).
+    """The least reliability score that n errors can have: the score of the normal quantiles at (2 i - 1) / (2 n).
 
     Source: Camporeale and Carè (2021), eq. 13.
 
@@ -340,10 +348,10 @@ def min_reliability_score(num_rows: int) -> Float[Array, ""]:
 def accrue_beta(errors: Real[ArrayLike, " n"], *, weights: Real[ArrayLike, " n"] | None = None) -> Float[AnyArray, ""]:
     """The weight beta of ACCRUE's two scores that brings their least values to one size.
 
-    beta = m / (c + m), with c = 0.594904 mean |error| the least mean CRPS (at std = |error| / sqrt(log 2), row by row)
-    and m = RS_min + 0.3989: as in the authors' practice, the constant of RS_min is omitted, without which beta would
-    be nearly 0. The CRPS has the unit of the errors and the reliability score none: give the errors in units of
-    the target's standard deviation.
+    It is beta = m / (c + m). Here c = 0.594904 mean |error| is the least mean CRPS, at std = |error| / sqrt(log 2) in
+    every row. The number m = RS_min + 0.3989 omits the negative constant of RS_min, as in the authors' practice. With
+    the constant, beta would be nearly 0. The CRPS has the unit of the errors, and the reliability score has no unit. So
+    give the errors in units of the target's standard deviation.
 
     Args:
         errors: y - mean [n].
@@ -396,10 +404,10 @@ def accrue_loss(
 def least_mean_of_runs(
     values: Float[Array, " n"], shortest: int
 ) -> tuple[Float[Array, ""], Int[Array, ""], Int[Array, ""]]:
-    """The least mean of consecutive values, of at least `shortest` of them: the mean, the first place, the length.
+    """The least mean of at least `shortest` consecutive values: the mean, the first place, the number of values.
 
-    It takes O(n shortest) operations and O(n) memory: a run of twice the length or more has a half whose mean is not
-    greater.
+    It takes O(n shortest) operations and O(n) memory. Runs of twice the shortest length or more need no search: such a
+    run has a half whose mean is not greater.
 
     Example:
         >>> mean, start, length = least_mean_of_runs(jnp.array([1.0, 0.0, 1.0, 0.0, 0.0, 1.0]), 3)
@@ -426,8 +434,8 @@ def _integral_of_product(a: Array, b: Array, c: Array, d: Array, s: Array | floa
 
 
 def _half_distances(z: Float[Array, " n"], fractions: Float[Array, " n"]) -> Float[Array, " n"]:
-    """For every value a number whose mean is half the mean of |z_i - z_j| over all pairs, by one sort."""
-    # Twice the mid-rank, less 1: constant in z between ties, so that this is the derivative by z, too.
+    """A number for every value, by one sort; their mean is half the mean of |z_i - z_j| over all pairs."""
+    # The factor of z is twice the mid-rank minus 1. It is constant in z between ties, so it is the derivative, too.
     return z * _fraction_below_less_above(jax.lax.stop_gradient(z), fractions)
 
 
@@ -442,18 +450,18 @@ def _smoothed_halves(
 
 
 def _fraction_below_less_above(z: Float[Array, " n"], fractions: Float[Array, " n"]) -> Float[Array, " n"]:
-    """For every value, the fraction of all that are less, less the fraction of those that are greater; by one sort."""
+    """For every value, the fraction of smaller values minus the fraction of greater values, by one sort."""
     n, places = z.shape[0], jnp.arange(z.shape[0], dtype=jnp.int32)
     ordered, order = jax.lax.sort((z, places), num_keys=1)
-    # Checks of bounds would take time.
+    # Without checks of bounds, which would take time.
     at = lambda values, chosen: values.at[chosen].get(mode="promise_in_bounds")
     upto = jnp.concatenate([jnp.zeros_like(z[:1]), jnp.cumsum(at(fractions, order))])
     # Where the run of ties of each value begins, and where the next one does.
     steps = ordered[1:] > ordered[:-1]
     first = jax.lax.cummax(jnp.concatenate([places[:1], jnp.where(steps, places[1:], 0)]))
     after = jax.lax.cummin(jnp.concatenate([jnp.where(steps, places[1:], n), places[:1] + n]), reverse=True)
-    found = at(upto, first) + at(upto, after) - upto[-1]
-    return jnp.zeros_like(z).at[order].set(found, unique_indices=True, mode="promise_in_bounds")
+    differences = at(upto, first) + at(upto, after) - upto[-1]
+    return jnp.zeros_like(z).at[order].set(differences, unique_indices=True, mode="promise_in_bounds")
 
 
 def _mean_density_of_quantiles(num_rows: int) -> float:

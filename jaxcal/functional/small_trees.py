@@ -1,8 +1,10 @@
-"""Sums of trees of at most 8 leaves, as those of gradient boosting, without a branch (QuickScorer).
+"""Sums of trees of at most 8 leaves, as in gradient boosting, without a branch (QuickScorer).
 
 A node that sends a row to the right rules out the leaves on its left. Each node has a byte with the bits of the other
-leaves, from the left to the right. The row's leaf is the lowest bit that no such byte lacks (Lucchese et al.,
-"QuickScorer: a Fast Algorithm to Rank Documents with Additive Ensembles of Regression Trees", SIGIR 2015).
+leaves, from the left to the right. The row's leaf is the lowest bit that no such byte lacks.
+
+Source: Lucchese et al., "QuickScorer: a Fast Algorithm to Rank Documents with Additive Ensembles of Regression Trees",
+SIGIR 2015.
 """
 
 from functools import reduce
@@ -24,12 +26,12 @@ class SmallTrees(NamedTuple):
     """Trees, with up to 7 nodes each that have children; made by `small_trees`.
 
     Attributes:
-        feature: the column that a node is split by [t, 7].
-        threshold: rows up to it go to the left [t, 7].
-        missing_left: whether rows with a missing value do [t, 7].
-        others: the bits of the leaves that are not on the left [t, 7].
-        values: of the leaf for each byte [t, 255], less 1.
-        constant: what is added to the sum.
+        feature: the column by which a node splits rows [t, 7].
+        threshold: rows with a value up to the threshold go to the left [t, 7].
+        missing_left: whether rows with a missing value go to the left [t, 7].
+        others: the bits of the leaves that are not on the left of a node [t, 7].
+        values: the value of the leaf for each byte from 1 to 255 [t, 255].
+        constant: a number that is added to the sum.
     """
 
     feature: Int[AnyArray, "t 7"]
@@ -86,8 +88,9 @@ def _values(
     others: UInt8[AnyArray, " 7"],
     values: Float[AnyArray, " 255"],
 ) -> Float[AnyArray, " n"]:
-    """Those of one tree."""
+    """The values of each row's leaf of one tree."""
     xp, split = namespace(x, feature), x[:, feature]
     goes_left = (split <= threshold[None]) | (xp.isnan(split) & missing_left[None])
+    # The leaves that no node rules out, as one byte.
     left_over = xp.where(goes_left, xp.uint8(_ALL), others[None])
     return values[reduce(and_, left_over.T).astype(np.int32) - 1]

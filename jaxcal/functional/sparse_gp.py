@@ -1,12 +1,13 @@
-"""Sparse Gaussian processes: what all rows say about a few inducing points, as algebra on matrices.
+"""Sparse Gaussian processes: all rows are condensed to a few inducing points, as algebra on matrices.
 
 - `row_sums`: the one pass over the rows that `collapsed_bound` and `posterior` need, in chunks, on one device or
   distributed over many.
-- `collapsed_bound`: the lower bound on log p(y) that is left when the optimal q(u) is put into the sparse variational
-  bound, Titsias (2009), eq. 9. It is what SVGP's bound reaches for a Gaussian likelihood, without its parameters.
-- `variational_bound`: the same bound at any q(u), which may be estimated from a minibatch, Hensman, Fusi & Lawrence
-  (2013), eq. 4.
-- `posterior`: under the optimal q(u), as `gp.predict` takes it; `leave_one_out`: one row given all others.
+- `collapsed_bound`: the sparse variational lower bound on log p(y) at the optimal q(u), Titsias (2009), eq. 9. It is
+  the largest value of SVGP's bound for a Gaussian likelihood, without SVGP's parameters.
+- `variational_bound`: the same bound at any q(u), Hensman, Fusi & Lawrence (2013), eq. 4. It may be estimated from a
+  minibatch.
+- `posterior`: the posterior under the optimal q(u), for `gp.predict`.
+- `leave_one_out`: one row given all others.
 - `greedy_rows`: inducing points by conditional variance (pivoted Cholesky), Burt, Rasmussen & van der Wilk (2020).
 """
 
@@ -28,20 +29,22 @@ from jaxcal.functional._loops import carried, scan
 from jaxcal.functional.gp import LOG_2PI, LeaveOneOut, Posterior, Scalar, log_det_and_fit
 from jaxcal.functional.linalg import cholesky, solve_lower
 
-# Rows whose covariances with the inducing points are held at once: they should fit in a core's cache.
+# The number of rows whose covariances with the inducing points are held at once: they should fit in a core's cache.
 _CHUNK = 256
 
 
 class RowSums(NamedTuple):
-    """All that n rows say about m inducing points: sums over the rows, each weighted by its precision p.
+    """Sums over n rows, each weighted by its precision p, that determine the bound and posterior of m inducing points.
+
+    Let k be a row's covariances with the inducing points, K_zz = L L', and a = L^-1 k.
 
     Attributes:
-        outer: [m, m], the sum of p a a', with a = L^-1 k, k a row's covariances with the inducing points, K_zz = L L'.
+        outer: [m, m], the sum of p a a'.
         cross: [m], the sum of p y a.
         prior: the sum of p k(x, x).
         square: the sum of p y^2.
         log_precision: the sum of log p.
-        num_rows: how many they are.
+        num_rows: the number n of rows.
     """
 
     outer: Float[AnyArray, "m m"]
@@ -62,19 +65,20 @@ def row_sums(
     precisions: Float[AnyArray, " n"] | None = None,
     mesh: Mesh | None = None,
 ) -> RowSums:
-    """The sums that the sparse bound and posterior need of the rows, in one pass over chunks of them.
+    """The sums over rows that the sparse bound and posterior need, in one pass over chunks of the rows.
 
-    O(n m^2) time; beyond the rows themselves O(m chunk) memory, for the derivative too, which passes over the rows
-    once more. Whitened chunk by chunk: sums of k k', whitened afterwards, lose half of the digits.
+    This takes O(n m^2) time, and O(m chunk) memory beyond the rows themselves. The derivative passes over the rows once
+    more, with no more memory. The covariances are whitened chunk by chunk, because sums of k k' lose half of the digits
+    when they are whitened afterwards.
 
     Args:
-        covariances: a Module: the covariances of the inducing points with some rows.
-        whiten: L^-1, of the covariance of the inducing points with jitter on its diagonal: `inverse_factor`.
-        rows: what `covariances` takes: arrays with a leading axis of rows.
+        covariances: a Module, which maps some rows to the covariances of the inducing points with them.
+        whiten: L^-1, the `inverse_factor` of the covariance of the inducing points with jitter on its diagonal.
+        rows: the argument of `covariances`: arrays with a leading axis of rows.
         prior_variance: the kernel's value at each row with itself.
         targets: the rows' targets, of mean zero.
-        precisions: the rows' noise precision relative to that of the noise variance given later; None for equal noise.
-        mesh: devices over whose axes the rows are distributed; None for wherever they are.
+        precisions: the precision of each row's noise, relative to a common precision; None for equal noise.
+        mesh: devices over whose axes the rows are distributed; None to keep the rows where they are.
     """
     n, xp = targets.shape[0], namespace(targets)
     weights = xp.ones_like(targets) if precisions is None else precisions
@@ -103,12 +107,14 @@ def collapsed_bound(sums: RowSums, noise_variance: Scalar) -> Scalar:
     the rows.
 
     Args:
-        sums: what `row_sums` gave.
-        noise_variance: the likelihood's variance, of a row of precision 1.
+        sums: the result of `row_sums`.
+        noise_variance: the likelihood's variance, for a row of precision 1.
     """
+    # B = I + outer / noise, log|Q + noise P^-1| = log|B| + log|noise P^-1|.
     log_det, explained = log_det_and_fit(_capacity(sums, noise_variance), sums.cross / noise_variance)
+    # y'(Q + noise P^-1)^-1 y = square / noise - cross' B^-1 cross / noise^2.
     fit = sums.square / noise_variance / 2 - explained
-    # Rounding must not make the inducing points know more than there is.
+    # tr(P (K - Q)) is not negative, and rounding must not make it so.
     xp = namespace(sums.cross)
     gap = xp.maximum(sums.prior - xp.trace(sums.outer), 0) / noise_variance / 2
     log_noise = sums.num_rows * (LOG_2PI + xp.log(noise_variance)) - sums.log_precision
@@ -123,22 +129,26 @@ def variational_bound(
     noise_variance: Scalar,
     scale: Scalar | float = 1.0,
 ) -> Scalar:
-    """scale * sum over rows of E_q log N(y; f(x), noise / p) - KL(q(v) || N(0, I)), with u = L v, q(v) = N(mean, R R').
+    """scale * sum over rows of E_q log N(y; f(x), noise / p) - KL(q(v) || N(0, I)).
 
-    Hensman, Fusi & Lawrence (2013), eq. 4, in whitened coordinates. At most `collapsed_bound`, which it equals where
-    q is optimal: R R' = (I + outer / noise)^-1, mean = R R' cross / noise.
+    Here u = L v, and q(v) = N(mean, R R'). It is eq. 4 of Hensman, Fusi & Lawrence (2013) in whitened coordinates. The
+    bound is at most `collapsed_bound`. The two are equal where q is optimal: R R' = (I + outer / noise)^-1 and
+    mean = R R' cross / noise.
 
     Args:
-        sums: what `row_sums` gave of all rows, or of a minibatch.
+        sums: the result of `row_sums` for all rows, or for a minibatch.
         mean: the mean of q(v).
-        root: R, a triangular square root of its covariance, of a positive diagonal.
-        noise_variance: the likelihood's variance, of a row of precision 1.
-        scale: all rows by those of the minibatch: with it the bound of a random minibatch is unbiased.
+        root: R, a triangular square root of the covariance of q(v), with a positive diagonal.
+        noise_variance: the likelihood's variance, for a row of precision 1.
+        scale: the number of all rows over the number of rows of the minibatch. With this scale, the bound of a random
+            minibatch is unbiased.
     """
+    # sum of p E_q (y - f)^2 = fit + unknown: the squared errors of the mean, and the variances of f.
     fit = sums.square - 2 * mean @ sums.cross + mean @ sums.outer @ mean
     unknown = sums.prior - jnp.trace(sums.outer) + jnp.sum(root * (sums.outer @ root))
     log_noise = sums.num_rows * (LOG_2PI + jnp.log(noise_variance)) - sums.log_precision
     expected = -((fit + unknown) / noise_variance + log_noise) / 2
+    # KL = (|mean|^2 + tr(R R') - m - log|R R'|) / 2.
     log_det = 2 * jnp.sum(jnp.log(jnp.diagonal(root)))
     divergence = (mean @ mean + jnp.sum(root * root) - root.shape[0] - log_det) / 2
     return scale * expected - divergence
@@ -148,8 +158,9 @@ def variational_bound(
 def posterior(sums: RowSums, whiten: Float[AnyArray, "m m"], noise_variance: Scalar) -> Posterior:
     """The posterior through the inducing points under the optimal q(u), Titsias (2009), eq. 6 and 10.
 
-    Arguments as in `row_sums` and `collapsed_bound`.
+    The arguments are as in `row_sums` and `collapsed_bound`.
     """
+    # B = C C', widen = C^-1 L^-1, weights = L^-T B^-1 cross / noise.
     capacity = cholesky(_capacity(sums, noise_variance))
     whitened = solve_lower(capacity, sums.cross[:, None])[:, 0] / noise_variance
     widen = solve_lower(capacity, whiten)
@@ -164,14 +175,14 @@ def leave_one_out(
     prior_variance: Float[AnyArray, "*p"],
     noise_variance: Float[AnyArray, "*p"],
 ) -> LeaveOneOut:
-    """Error and variance of one row, or of several, given all others, the inducing points staying where they are.
+    """Error and variance of one row, or of several, given all others, with the same inducing points.
 
-    The row's part in what is known is of rank one: with h = k'S k the variance that the inducing values, of covariance
-    S, leave in its latent value, without it they leave h / (1 - h / noise), and its error is 1 / (1 - h / noise) times
-    as large.
+    A row changes the posterior by a term of rank one. Let h = |widen k|^2 be the variance of the row's latent value
+    that comes from the inducing values. Let c = 1 - h / noise. Without the row, the variance is h / c, and the error is
+    1 / c times as large.
 
     Args:
-        posterior: what `posterior` gave of all rows.
+        posterior: the result of `posterior` for all rows.
         cross: the row's covariances with the inducing points.
         target: of the row.
         prior_variance: the row's covariance with itself.
@@ -180,7 +191,7 @@ def leave_one_out(
     xp = namespace(cross)
     known, unknown = cross @ posterior.shrink.T, cross @ cast(Array, posterior.widen).T
     spread = (unknown**2).sum(-1)
-    # Rounding must not take more out than there is.
+    # 1 - h / noise is positive, and rounding must not change that.
     left = xp.maximum(1 - spread / noise_variance, float(np.finfo(cross.dtype).eps))
     latent = xp.maximum(prior_variance - (known**2).sum(-1) + spread / left, 0)
     return LeaveOneOut((target - cross @ posterior.weights) / left, latent + noise_variance)
@@ -192,13 +203,13 @@ def greedy_rows(
     prior_variance: Float[AnyArray, " n"],
     num_rows: int,
 ) -> Int[AnyArray, " m"]:
-    """Row numbers chosen one by one, each the row whose variance given those before it is the largest.
+    """Row numbers, chosen one by one: each row has the largest variance given the rows before it.
 
-    Pivoted Cholesky, stopped at `num_rows`: Burt, Rasmussen & van der Wilk (2020), algorithm 1 without its
-    sampling. No row is chosen twice. O(n m^2) time, O(n m) memory.
+    This is pivoted Cholesky, stopped at `num_rows`: Burt, Rasmussen & van der Wilk (2020), algorithm 1 without
+    its sampling. No row is chosen twice. It takes O(n m^2) time and O(n m) memory.
 
     Args:
-        covariances_with: gives the covariances of a row, named by its number, with all rows.
+        covariances_with: maps the number of a row to the row's covariances with all rows.
         prior_variance: the kernel's value at each row with itself.
         num_rows: how many to choose, at most n.
     """
@@ -211,8 +222,9 @@ def greedy_rows(
         rows, factor, variance = state
         row = jnp.argmax(variance)
         left = variance[row]
-        # Where only duplicates are left nothing is explained any more, and the next rows are as good as any.
+        # If only duplicates are left, they explain nothing more, and any of them may be next.
         scale = jnp.where(left > negligible, 1 / jnp.sqrt(jnp.maximum(left, negligible)), 0)
+        # The next column of the Cholesky factor, and the variances given the rows so far.
         column = scale * (covariances_with(row) - factor[:, row] @ factor)
         variance = (variance - column**2).at[row].set(-jnp.inf)
         return rows.at[step].set(row), factor.at[step].set(column), variance
@@ -224,7 +236,7 @@ def greedy_rows(
 def _greedy_rows_on_host(
     covariances_with: Callable[[int], Float[np.ndarray, " n"]], prior_variance: Float[np.ndarray, " n"], num_rows: int
 ) -> Int[np.ndarray, " m"]:
-    """The same with the part of the factor that is there."""
+    """`greedy_rows` by NumPy, which multiplies only the columns of the factor so far."""
     variance, rows = prior_variance.copy(), np.zeros(num_rows, int)
     factor = np.empty((num_rows, len(variance)), variance.dtype)
     negligible = np.finfo(variance.dtype).eps * variance.max()
@@ -245,14 +257,14 @@ def _capacity(sums: RowSums, noise_variance) -> Float[AnyArray, "m m"]:
 
 @eqx.filter_custom_vjp
 @exact_products
-def _streamed_sums(given):
-    """Outer and cross of `RowSums`; `given` is (covariances, whiten, rows, targets, precisions)."""
-    return _sums(given)
+def _streamed_sums(arguments):
+    """Outer and cross of `RowSums`; `arguments` is (covariances, whiten, rows, targets, precisions)."""
+    return _sums(arguments)
 
 
 @exact_products
-def _sums(given):
-    covariances, whiten, *of_rows = given
+def _sums(arguments):
+    covariances, whiten, *of_rows = arguments
 
     def add(sums, chunk):
         rows, targets, precisions = chunk
@@ -266,26 +278,31 @@ def _sums(given):
 
 @_streamed_sums.def_fwd
 @exact_products
-def _streamed_sums_fwd(perturbed, given):
+def _streamed_sums_fwd(perturbed, arguments):
     del perturbed
-    # Not the function itself: so the derivative has derivatives of its own.
-    sums = _sums(given)
+    # Not `_streamed_sums` itself, so that the derivative can be differentiated again.
+    sums = _sums(arguments)
     return sums, sums
 
 
 @_streamed_sums.def_bwd
 @exact_products
-def _streamed_sums_bwd(sums, cotangents, perturbed, given):
+def _streamed_sums_bwd(sums, cotangents, perturbed, arguments):
     """One more pass over the rows, with the cotangents of the sums known: no chunk's covariances are kept.
 
-    With G the symmetrized cotangent of the outer sum and g that of the cross sum, M = L^-T G L^-1 and u = L^-T g, the
-    cotangent of a row's covariances k is p (M k + u y), that of its precision k'M k / 2 + y u'k, and that of its target
-    p u'k. M has large entries that cancel: in float64 that costs five digits of sixteen, in float32 all, so that M k is
-    taken in two products there.
+    Let G be the symmetrized cotangent of the outer sum, and let g be the cotangent of the cross sum. Let
+    M = L^-T G L^-1 and u = L^-T g. Then these are the cotangents of a row:
+
+    - of its covariances k: p (M k + u y).
+    - of its precision: k'M k / 2 + y u'k.
+    - of its target: p u'k.
+
+    M has large entries that cancel. In float64 that costs five digits of sixteen. In float32 it costs all digits, so
+    M k is computed in two products there.
     """
-    covariances, whiten, *of_rows = given
+    covariances, whiten, *of_rows = arguments
     outer, cross = sums
-    # A sum that nothing depends on has no cotangent.
+    # If nothing depends on a sum, its cotangent is None.
     cotangents = [
         jnp.zeros_like(total) if cotangent is None else cotangent
         for cotangent, total in zip(cotangents, sums, strict=True)
@@ -312,30 +329,31 @@ def _streamed_sums_bwd(sums, cotangents, perturbed, given):
     by_covariances, by_rows = lax.scan(add, nothing, _chunks(tuple(of_rows)))
     n = of_rows[1].shape[0]
     by_rows = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:])[:n], by_rows)
+    # The cotangent of L^-1 is (G outer + g cross') L'.
     by_root = by_outer @ outer + jnp.outer(by_cross, cross)
     return by_covariances, solve_triangular(whiten, by_root.T, lower=True).T, *by_rows
 
 
 @exact_products
 def _distributed_sums(covariances, whiten, rows, targets, precisions, mesh: Mesh):
-    """As `_streamed_sums`, every device of the mesh summing over its part of the rows."""
+    """`_streamed_sums` over a mesh: every device sums over its part of the rows."""
     spread = PartitionSpec(mesh.axis_names)
     arrays, static = eqx.partition(covariances, eqx.is_array)
     # Every device takes the same number of rows.
     spread_out = _padded((rows, targets, precisions), mesh.size)
-    # As `jax.make_mesh` gives them: the rows go where the constraint puts them.
+    # The axes of `jax.make_mesh` are explicit, so the rows have to be placed.
     if AxisType.Explicit in mesh.axis_types:
         spread_out = jax.tree.map(lambda a: jax.reshard(a, NamedSharding(mesh, spread)), spread_out)
 
     def local(arrays, whiten, rows, targets, precisions):
-        # Every device has its own cotangent of what all of them share: the transpose of this cast adds these up.
+        # Every device has its own cotangents of the shared arrays. The transpose of this cast adds them up.
         arrays, whiten = lax.pcast((arrays, whiten), mesh.axis_names, to="varying")
         sums = _streamed_sums((eqx.combine(arrays, static), whiten, rows, targets, precisions))
         return lax.psum(sums, mesh.axis_names)
 
     specs = PartitionSpec(), PartitionSpec(), spread, spread, spread
     distributed = jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=PartitionSpec())
-    # Outside of jit shard_map knows no derivative of a function with a rule of its own.
+    # Outside of jit, shard_map cannot differentiate a function with a custom rule.
     return jax.jit(distributed)(arrays, whiten, *spread_out)
 
 

@@ -1,7 +1,7 @@
 """The bound of a sparse Gaussian process with its gradient by NumPy and BLAS, which compile nothing.
 
 `sparse_gp.collapsed_bound` is the same formula in JAX. Here the covariance is a sum of squared exponentials, each on
-rows of its own. The derivative is in closed form: it costs a product of two matrices, [m, m] and [m, n].
+its own rows. The derivative is in closed form: it costs a product of two matrices, [m, m] and [m, n].
 """
 
 from collections.abc import Sequence
@@ -23,21 +23,22 @@ from jaxcal.functional.linalg import (
     inverse_triangular,
 )
 
-# Covariances of so many rows with the inducing points are computed at once. Up to so many of them are held for the
-# gradient; more are computed again.
+# The number of rows whose covariances with the inducing points are computed at once. Up to the second number of
+# covariances, all are held for the gradient. If there are more, they are computed again.
 _CHUNK, _HELD = 1024, 2**25
 
 
 class Gradient(NamedTuple):
-    """The derivatives of an evidence, or of a bound on it.
+    """The derivatives of a log marginal likelihood, or of a bound on it.
 
     Attributes:
-        by_parts: [p], by the log variance and the log lengthscales of each part, through covariances of two points.
-        by_prior: by the sum of the parts' variances, where it stands by itself: in what is not explained, and in
-            jitter.
-        by_noise: by the common variance of the noise.
-        by_relative: [n], by the relative variances of the rows' noise.
-        by_points: [m, d] of every part, by the inducing points; none where there are none.
+        by_parts: [p], with respect to the log variance and the log lengthscales of each part, through covariances of
+            two points.
+        by_prior: with respect to the sum of the parts' variances, where the sum appears by itself: in the unexplained
+            variance and in the jitter.
+        by_noise: with respect to the common variance of the noise.
+        by_relative: [n], with respect to the relative variances of the rows' noise.
+        by_points: [m, d] of every part, with respect to the inducing points; empty if there are none.
     """
 
     by_parts: Float[np.ndarray, " p"]
@@ -48,15 +49,16 @@ class Gradient(NamedTuple):
 
 
 class _Known(NamedTuple):
-    """What all rows say about the inducing points: as of `sparse_gp.RowSums`, and the factors of both matrices.
+    """Sums over all rows, as in `sparse_gp.RowSums`, and the factors of both matrices.
 
     Attributes:
-        whiten: W = L^-1. L is the factor of K_zz, the covariance of the inducing points with jitter.
-        outer, cross: sums over the rows of a a' / r and y a / r, with a = W k.
-        inverse: [m, m], of B = I + outer / noise.
+        whiten: W = L^-1, with the factor L of K_zz, the covariance of the inducing points with jitter.
+        outer: [m, m], the sum over the rows of a a' / r, with a = W k.
+        cross: [m], the sum over the rows of y a / r.
+        inverse: [m, m], B^-1, with B = I + outer / noise.
         half_log_det: log|B| / 2.
-        mean: [m], B^-1 cross / noise, of the whitened inducing values.
-        gap: the variance that the inducing points do not explain, over r, in all.
+        mean: [m], B^-1 cross / noise, the mean of the whitened inducing values.
+        gap: the sum over the rows of the variance that the inducing points do not explain, over r.
     """
 
     whiten: Float[np.ndarray, "m m"]
@@ -78,7 +80,7 @@ def bound(
 ) -> tuple[float, Gradient | None]:
     """The collapsed bound on log p(y) and its derivatives; NaN and None where a matrix is not positive definite.
 
-    Titsias (2009), eq. 9. O(n m^2) time.
+    Titsias (2009), eq. 9. It takes O(n m^2) time.
 
     Args:
         points: the parts of the kernel, with the inducing points.
@@ -104,7 +106,7 @@ def bound(
 
 
 class _Problem:
-    """The arguments of `bound`, and what it needs more than once."""
+    """The arguments of `bound`, and the numbers that it needs more than once."""
 
     def __init__(
         self,
@@ -122,12 +124,12 @@ class _Problem:
         self.grams = cache(self._grams) if size <= _HELD else self._grams
 
     def _grams(self, first: int) -> list[Float[np.ndarray, "m c"]]:
-        """The covariances of each part, of the inducing points with some rows from a first one on."""
+        """The covariances of the inducing points with a chunk of rows, from the row `first` on, for each part."""
         some = slice(first, first + _CHUNK)
         return [covariance(part, each[some]) for part, each in zip(self.points, self.rows, strict=True)]
 
     def known(self) -> _Known | None:
-        """What all rows say about the inducing points; None where a matrix is not positive definite."""
+        """The sums over all rows, and the factors; None where a matrix is not positive definite."""
         gram, targets, roots = _total(list(map(_of_points, self.points))), self.targets, np.sqrt(self.precisions)
         gram.flat[:: len(gram) + 1] += self.jitter * self.prior
         whiten = inverse_factor(gram)
@@ -148,17 +150,22 @@ class _Problem:
     def gradient(self, known: _Known) -> Gradient:
         """One more pass over the rows, with the cotangents of the sums known.
 
-        Let b be the mean of the whitened inducing values. The cotangent of the outer sum is G = (I - B^-1 - b b') / (2
-        noise), the cross sum's is b / noise. So the cotangent of a row's covariances k is (H k + W'b y / noise) / r,
-        with H = 2 W'G W. The one of K_zz is -W'(B - 2 I + B^-1 + b b')W / 2. Where rounding hides the gap, it has no
-        derivative, and I is omitted.
+        Let b be the mean of the whitened inducing values. These are the cotangents:
+
+        - of the outer sum: G = (I - B^-1 - b b') / (2 noise).
+        - of the cross sum: b / noise.
+        - of a row's covariances k: (H k + W'b y / noise) / r, with H = 2 W'G W.
+        - of K_zz: -W'(B - 2 I + B^-1 + b b')W / 2.
+
+        Where the gap is lost in rounding, it has no derivative. Then the I in G is omitted, and so is B - I in the
+        cotangent of K_zz.
         """
         whiten, inverse, noise, targets = known.whiten, known.inverse, self.noise, self.targets
         is_open, eye, square = float(known.gap > 0), np.eye(len(known.mean)), np.outer(known.mean, known.mean)
         by_row = whiten.T @ known.mean / noise
         by_pair = whiten.T @ ((is_open * eye - inverse - square) / noise) @ whiten
         of_points = whiten.T @ (is_open * known.outer / noise - eye + inverse + square) @ whiten / -2
-        found, by_precision = [_ByPart(part) for part in self.points], np.empty(len(targets))
+        sums, by_precision = [_ByPart(part) for part in self.points], np.empty(len(targets))
         for some in _chunks(len(targets)):
             grams = self.grams(some.start)
             gram = _total(grams)
@@ -166,19 +173,19 @@ class _Problem:
             by_precision[some] = np.einsum("mn,mn->n", cotangent, gram) / 2 + (by_row @ gram) * targets[some]
             cotangent += by_row[:, None] * targets[some]
             cotangent *= self.precisions[some]
-            for part, each, one in zip(found, self.rows, grams, strict=True):
+            for part, each, one in zip(sums, self.rows, grams, strict=True):
                 one *= cotangent
                 part.add(each[some], one)
         by_precision += 1 / self.precisions / 2 - (is_open * self.prior + targets**2) / noise / 2
-        for part in found:
+        for part in sums:
             part.add_points(of_points)
         by_gap = is_open * float(self.precisions.sum()) / noise / 2
         return Gradient(
-            by_parts=np.concatenate([part.by_hyperparameters for part in found]),
+            by_parts=np.concatenate([part.by_hyperparameters for part in sums]),
             by_prior=self.jitter * float(np.trace(of_points)) - by_gap,
             by_noise=self._by_noise(known),
             by_relative=-by_precision * self.precisions**2,
-            by_points=tuple(part.by_points / part.part.lengthscale for part in found),
+            by_points=tuple(part.by_points / part.part.lengthscale for part in sums),
         )
 
     def _by_noise(self, known: _Known) -> float:
@@ -195,22 +202,22 @@ class _ByPart:
         self.total, self.by_columns, self.by_points = 0.0, np.zeros(part.rows.shape[1]), np.zeros_like(part.rows)
 
     def add(self, rows: Float[np.ndarray, "n d"], weighted: Float[np.ndarray, "m n"], times: float = 1.0) -> None:
-        """Add what rows say: of the cotangent times their covariances with the points."""
+        """Add the sums over rows; `weighted` is the cotangent times their covariances with the points."""
         s, points = _scaled(self.part, rows), self.points
-        found = weighted @ np.concatenate([np.ones_like(s[:, :1]), s], axis=1)
-        by_point, by_rows, by_row = found[:, :1], found[:, 1:], weighted.sum(axis=0)
+        products = weighted @ np.concatenate([np.ones_like(s[:, :1]), s], axis=1)
+        by_point, by_rows, by_row = products[:, :1], products[:, 1:], weighted.sum(axis=0)
         self.total += float(by_point.sum())
-        # K_l = K (s - z)^2, of the log of a lengthscale; and K (s - z) / lengthscale, of a point.
+        # The derivative of K is K (s - z)^2 by the log of a lengthscale, and K (s - z) / lengthscale by a point.
         self.by_columns += (points**2 * by_point - 2 * points * by_rows).sum(axis=0) + by_row @ s**2
         self.by_points += times * (by_rows - by_point * points)
 
     def add_points(self, cotangent: Float[np.ndarray, "m m"]) -> None:
-        """Add what the points say of each other: each of them stands on both sides."""
+        """Add the sums over pairs of inducing points, where every point is on both sides."""
         self.add(self.part.rows, cotangent * _of_points(self.part), times=2.0)
 
     @property
     def by_hyperparameters(self) -> Float[np.ndarray, " q"]:
-        """By the log variance and the log lengthscales."""
+        """The sums for the log variance and the log lengthscales."""
         wide = len(self.part.lengthscale) == len(self.by_columns)
         return np.append(self.total, self.by_columns if wide else self.by_columns.sum(keepdims=True))
 
@@ -229,14 +236,14 @@ def covariance(part: Part, rows: Float[np.ndarray, "n d"]) -> Float[np.ndarray, 
 
 
 def _of_points(part: Part) -> Float[np.ndarray, "m m"]:
-    """K(z, z), its diagonal exact: rounding of large rows would show there."""
-    found = covariance(part, part.rows)
-    found.flat[:: len(found) + 1] = float(part.variance)
-    return found
+    """K(z, z) with an exact diagonal, where the rounding of large rows would show."""
+    gram = covariance(part, part.rows)
+    gram.flat[:: len(gram) + 1] = float(part.variance)
+    return gram
 
 
 def _scaled(part: Part, rows: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n d"]:
-    """Rows in lengthscales, from the median of the inducing points, which no outlier moves: less cancels in squares."""
+    """Rows in lengthscales from the median of the inducing points, which no outlier moves: less cancels in squares."""
     return (rows - np.median(part.rows, axis=0)) / part.lengthscale
 
 
@@ -251,5 +258,5 @@ def _chunks(n: int) -> list[slice]:
 
 
 def _total(parts: list[Float[np.ndarray, "m c"]]) -> Float[np.ndarray, "m c"]:
-    """Their sum, in memory of its own."""
+    """The sum of the parts, in new memory."""
     return sum(parts[1:], parts[0].copy())

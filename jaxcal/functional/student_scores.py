@@ -1,4 +1,4 @@
-"""Integrals of the standard Student t distribution between knots, which moments of `SmoothQuantiles` are sums of."""
+"""Integrals of the standard Student t distribution between knots: moments of `SmoothQuantiles` are sums of them."""
 
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ _POINTS, _POINTS_OF_A_TAIL = 12, 24
 class Knots(NamedTuple):
     """Knots t_1 < ... < t_k of the standard Student t distribution, and integrals over the k + 1 intervals they cut.
 
-    With the density f and the cdf F they are, over each interval:
+    They are integrals over each interval, with the density f and the cdf F:
 
     Attributes:
         t: the knots [k].
@@ -73,7 +73,7 @@ def _spread(t: Float[AnyArray, " k"], df: Float[AnyArray, ""]) -> Float[AnyArray
     width = xp.diff(t)
     tails = student_t.cdf(-abs(t[:-1, None] + width[:, None] * nodes[None]), df)
     inner = width * (tails * (1 - tails) * weights[None]).sum(-1)
-    # F (1 - F) is (1 - F) - (1 - F)^2. The first is known beyond a knot t. The second is integrated over v = t / u.
+    # F (1 - F) = (1 - F) - (1 - F)^2. Beyond a knot t, the first integral is known. The second is over v = t / u.
     ends = xp.stack([-t[0], t[-1]])
     v, weights = (xp.asarray(part, t.dtype) for part in unit_gauss_legendre(_POINTS_OF_A_TAIL))
     squares = student_t.cdf(-ends[:, None] / v[None], df) ** 2 * (weights / v**2)[None]

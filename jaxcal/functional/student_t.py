@@ -15,7 +15,7 @@ from jaxcal._numpy import AnyArray, namespace, numpy_or_jit, special
 from jaxcal.functional.normal import LOG_SQRT_2PI, SQRT_PI, PerRow, in_one_dtype
 from jaxcal.functional.quantiles import invert_cdf, unit_gauss_legendre
 
-# So many tails are integrated at once: each holds all points of the rule. NumPy's have to fit into a core's cache.
+# How many tails are integrated at once: each holds all points of the rule. By NumPy, they must fit into a core's cache.
 _AT_ONCE, _AT_ONCE_BY_NUMPY = 2**16, 2**11
 
 
@@ -48,7 +48,7 @@ def log_prob(y: PerRow, df: PerRow, loc: PerRow, scale: PerRow) -> Float[AnyArra
 def crps(y: PerRow, df: PerRow, loc: PerRow, scale: PerRow) -> Float[AnyArray, "*n"]:
     """CRPS of a Student t distribution with more than one degree of freedom.
 
-    With t = (y - loc) / scale, it is scale times
+    Let t = (y - loc) / scale. The score is scale times
     t (2 F(t) - 1) + 2 f(t) (df + t^2) / (df - 1) - 2 sqrt(df) / (df - 1) B(1/2, df - 1/2) / B(1/2, df/2)^2.
 
     At scale = 0 it is |y - loc|, its limit, with finite derivatives.
@@ -80,9 +80,10 @@ def crps(y: PerRow, df: PerRow, loc: PerRow, scale: PerRow) -> Float[AnyArray, "
 
 
 def density_times_square(t: Float[AnyArray, "*n"], df: Float[AnyArray, "..."]) -> Float[AnyArray, "*n"]:
-    """f(t) (df + t^2), which is f(0) df (1 + t^2 / df)^(-(df - 1) / 2): df - 1 times the integral of u f(u) from t on.
+    """f(t) (df + t^2), which is f(0) df (1 + t^2 / df)^(-(df - 1) / 2).
 
-    The arrays are of one library and one dtype, df in the shape of t or a number.
+    It is df - 1 times the integral of u f(u) from t on. The arrays are of one library and one dtype. `df` has the shape
+    of t, or is a number.
     """
     xp = namespace(t, df)
     return xp.exp(_log_constant(df) - 0.5 * (df - 1) / df * _wallace(t, df) ** 2) * df
@@ -92,18 +93,18 @@ def density_times_square(t: Float[AnyArray, "*n"], df: Float[AnyArray, "..."]) -
 def cdf(t: PerRow, df: PerRow) -> Float[AnyArray, "*n"]:
     """The cumulative distribution function of the standard Student t distribution.
 
-    In the variable w = sqrt(df log(1 + t^2 / df)) the density is nearly normal, and a Gauss-Legendre rule of
-    32 points gives the lesser tail to a relative 1e-13 in float64 for df >= 1. Unlike `betainc` it is
+    In the variable w = sqrt(df log(1 + t^2 / df)) the density is nearly normal. A Gauss-Legendre rule of 32 points
+    gives the lesser tail with a relative error of 1e-13 in float64 for df >= 1. Unlike `betainc` it is
     differentiable in df, and keeps float32's precision up to df = 1e6.
 
     Args:
-        t: where, of any shape.
+        t: the points, of any shape.
         df: degrees of freedom, positive, in the shape of t or one for all.
 
     Returns:
         the probabilities, in the shape of t.
 
-    Source: the variable is that of Wallace, Annals of Mathematical Statistics 30 (1959).
+    Source: the variable is from Wallace, Annals of Mathematical Statistics 30 (1959).
 
     Example:
         >>> print(cdf(jnp.array([-1.0, 0.0, 1.0]), 1.0).round(4))
@@ -117,10 +118,10 @@ def cdf(t: PerRow, df: PerRow) -> Float[AnyArray, "*n"]:
 def log_sf(t: PerRow, df: PerRow) -> Float[AnyArray, "*n"]:
     """The logarithm of the survival function 1 - F(t) of the standard Student t; right where that underflows.
 
-    By the quadrature of `cdf`, and differentiable in both arguments.
+    It uses the quadrature of `cdf`, and is differentiable in both arguments.
 
     Args:
-        t: where, of any shape.
+        t: the points, of any shape.
         df: degrees of freedom, positive, in the shape of t or one for all.
 
     Returns:
@@ -141,8 +142,8 @@ def log_sf(t: PerRow, df: PerRow) -> Float[AnyArray, "*n"]:
 def icdf(p: Float[ArrayLike, "*#n"], df: PerRow) -> Float[AnyArray, "*n"]:
     """The quantile function of the standard Student t distribution, right into the tails (p = 1e-12, df = 1).
 
-    In the variable w of `cdf` it lies between the normal quantile z and z phi(0) / f(0), where f is
-    the density, and is searched for there. It is differentiable in p and in df.
+    In the variable w of `cdf` the quantile lies between the normal quantile z and z phi(0) / f(0), where f is
+    the density. There it is searched for. It is differentiable in p and in df.
 
     Args:
         p: levels in [0, 1], of any shape.
@@ -155,8 +156,8 @@ def icdf(p: Float[ArrayLike, "*#n"], df: PerRow) -> Float[AnyArray, "*n"]:
         >>> print(icdf(jnp.array([0.25, 0.5, 0.75]), 1.0).round(4))
         [-1.  0.  1.]
     """
-    xp, *given = in_one_dtype(p, df)
-    p, df = xp.broadcast_arrays(*given)
+    xp, *operands = in_one_dtype(p, df)
+    p, df = xp.broadcast_arrays(*operands)
     lower = xp.less_equal(p, 0.5)
     tail = xp.where(lower, p, 1 - p)  # exact, and so the upper tail is as precise as the lower one
     z = special(tail).ndtri(tail)
@@ -205,7 +206,7 @@ def _tail_of_wallace(size: AnyArray, df: AnyArray) -> tuple[AnyArray, AnyArray]:
 
 
 def _area(size: AnyArray, df: AnyArray) -> AnyArray:
-    """The integral from `size` on, over the density there."""
+    """The integral of the density from `size` on, divided by the density there."""
     xp = namespace(size)
     # From `size` to `size + reach` the integrand falls to the precision of the dtype.
     fall = -2 * math.log(float(jnp.finfo(size.dtype).eps))
@@ -234,7 +235,8 @@ def _log_constant(df: AnyArray) -> AnyArray:
 def _log_gamma_ratio(x: AnyArray) -> AnyArray:
     """log(Gamma(x + 1/2) / Gamma(x)) without the cancellation of two large log gammas.
 
-    Its asymptotic series at x + 10, where that is right to 1e-13, and ten steps of the recurrence down to x.
+    It takes the asymptotic series at x + 10, where the series is right to 1e-13, and ten steps of the recurrence down
+    to x.
     """
     shifted = x + 10
     steps = math.prod((x + j) / (x + (j + 0.5)) for j in range(10))

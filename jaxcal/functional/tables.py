@@ -1,8 +1,8 @@
 """Tables of weighted values, one for every group, behind one another in one array: quantiles, cdfs, scores.
 
 A group's table is its values in increasing order and the sums of their weights. All tables together take O(M) memory
-for M values, however the groups differ in size, and every look-up is a binary search, O(log M), in the table of its
-row's group. With a weight of 1 for every value the quantiles are those of `functional.quantiles.empirical_quantile`.
+for M values, however the groups differ in size. Every look-up is a binary search in O(log M) time, in the table of its
+row's group. If every weight is 1, the quantiles are as in `functional.quantiles.empirical_quantile`.
 """
 
 import math
@@ -19,10 +19,10 @@ from jaxcal.functional import linalg
 from jaxcal.functional._loops import carried
 from jaxcal.functional.quantiles import last_place
 
-# Of the rows that are looked up: the number of each one's group, and a value for each.
+# For the rows that are looked up: the number of each row's group, and a value for each row.
 GroupOfRows = Int[ArrayLike, " n"]
 OfRows = Float[JaxArray, " n"]
-# Of the values of all tables, and where the table of each group begins.
+# For the values of all tables: a number for each value, and where the table of each group begins.
 OfValues = Float[JaxArray, " m"]
 Starts = Int[JaxArray, " groups_and_1"]
 
@@ -58,9 +58,9 @@ def make(
     Args:
         values: of all groups [M]. Infinite ones count as the outermost finite ones in means, stds and scores.
         group: the number of each value's group [M], from 0 to number - 1.
-        number: of groups, each with a value.
+        number: the number of groups, each with at least one value.
         weights: of the values [M], positive; 1 where None.
-        symmetric: whether each value, not negative, stands for itself and for its negative.
+        symmetric: whether each value stands for itself and for its negative. Then no value may be negative.
 
     Example:
         >>> tables = make(jnp.array([3.0, 1.0, 5.0]), jnp.array([0, 0, 1]), 2)
@@ -109,6 +109,7 @@ def crps(tables: Tables, group: GroupOfRows, u: OfRows) -> OfRows:
 
     Source: Jordan, Krueger and Lerch, Journal of Statistical Software 90 (2019).
     """
+    # E|u - Z| = (2 F(u) - 1) (u - mean) - 2 `sums` / W, with the sums up to u.
     start, total = tables.start[group], _totals(tables, group)
     place = places_upto(linalg.finite_part(tables.values), start, tables.start[group + 1], u)
     below, sums = (_before(each, place, start) / total for each in (tables.upto, tables.sums))
@@ -118,14 +119,16 @@ def crps(tables: Tables, group: GroupOfRows, u: OfRows) -> OfRows:
 def quantile(tables: Tables, group: GroupOfRows, p: OfRows, rule: str, new_weight: OfRows | None = None) -> OfRows:
     """The quantile of each row's table at level p, by the rules of `functional.quantiles.empirical_quantile`.
 
-    With weights a rank is a sum of weights: with W the sum of all of a table and w the weight of the new row,
+    With weights a rank is a sum of weights. Let W be the sum of all weights of a table, and w the weight of the new
+    row.
 
-    - "inverse_cdf": the least value up to which the sum is p W or more; "crude": more than p W;
-    - "conformal": from p = 1/2 on the least value up to which the sum is p (W + w) or more, +inf where there is none;
-      below it the greatest value from which on the sum is (1 - p) (W + w) or more, -inf where there is none, as of
-      `functional.quantiles.outward_quantile`;
-    - "symmetric": of a table that is symmetric about 0, sign(p - 1/2) s with s the conformal quantile of its positive
-      half at level |2 p - 1|.
+    - "inverse_cdf": the least value up to which the sum is p W or more.
+    - "crude": the least value up to which the sum is more than p W.
+    - "conformal", from p = 1/2 on: the least value up to which the sum is p (W + w) or more, else +inf.
+    - "conformal", below p = 1/2: the greatest value from which on the sum is (1 - p) (W + w) or more, else -inf. This
+      is as in `functional.quantiles.outward_quantile`.
+    - "symmetric": sign(p - 1/2) s, for a table that is symmetric about 0. Here s is the conformal quantile of its
+      positive half at level |2 p - 1|.
 
     Args:
         tables: of `make`.
@@ -158,7 +161,7 @@ def quantile(tables: Tables, group: GroupOfRows, p: OfRows, rule: str, new_weigh
 
 
 def reaching(tables: Tables, group: GroupOfRows, p: OfRows, new: OfRows, skipped: OfRows) -> OfRows:
-    """The least value up to which the sum of the weights, without the skipped, is p (W + w); +inf if there is none.
+    """The least value up to which the sum of the weights, without the skipped ones, reaches p (W + w); else +inf.
 
     Args:
         tables: of `make`.
@@ -181,7 +184,7 @@ def reaching(tables: Tables, group: GroupOfRows, p: OfRows, new: OfRows, skipped
 
 
 def _reached_from_above(tables: Tables, group: GroupOfRows, p: OfRows, new: OfRows) -> OfRows:
-    """The greatest value from which on the sum of the weights is p (W + w); -inf if there is none."""
+    """The greatest value from which on the sum of the weights reaches p (W + w); else -inf."""
     start, end, total = tables.start[group], tables.start[group + 1], _totals(tables, group)
     target = p * (total + new)
     tolerance = _tolerance(target, total, end - start)
@@ -195,7 +198,7 @@ def _totals(tables: Tables, group: GroupOfRows) -> OfRows:
 
 
 def places_upto(keys: OfValues, start: Int[JaxArray, " n"], end: Int[JaxArray, " n"], u: OfRows) -> Int[JaxArray, " n"]:
-    """The place behind the last key not above u, from each `start` to each `end`, between which keys increase.
+    """The place behind the last key not above u, from each `start` to each `end`; keys increase in between.
 
     Example:
         >>> print(places_upto(jnp.array([1.0, 3.0, 2.0]), jnp.array([0, 2]), jnp.array([2, 3]), jnp.array([1.5, 1.0])))
@@ -212,7 +215,7 @@ def moments(
     """The weighted mean of each group, the deviations of all values from it, and the std of each group.
 
     Args:
-        values: of all groups, those of a group together.
+        values: of all groups, with the values of a group side by side.
         weights: of the values.
         group: the number of each value's group, not decreasing.
         total: the sum of the weights of each group.
@@ -222,7 +225,7 @@ def moments(
         [2.] [ 1. -1.] [1.]
     """
     of_group = partial(jax.ops.segment_sum, segment_ids=group, num_segments=total.shape[0], indices_are_sorted=True)
-    # Squares of deviations are numbers only in units of the largest one.
+    # Squares of deviations stay in the range of the dtype only in units of the largest value.
     unit = linalg.scale_of(values)
     mean = unit * of_group(weights * (values / unit)) / total
     deviations = values - mean[group]
@@ -235,16 +238,16 @@ def _before(sums: OfValues, place: Int[JaxArray, " n"], start: Int[JaxArray, " n
 
 
 def _tolerance(target: OfRows, total: OfRows, size: Int[JaxArray, " n"]) -> OfRows:
-    """By how much a sum and what is wanted may differ by rounding, as for ranks, in units of the mean weight."""
+    """How much a sum and its target may differ by rounding, as for ranks, in units of the mean weight."""
     eps, mean = float(jnp.finfo(target.dtype).eps), total / size
     return jnp.minimum(eps * (4 * target + mean * jnp.minimum(size, 1000)), 0.25 * mean)
 
 
 def sums_within(values: Float[JaxArray, "m ..."], first: Bool[JaxArray, " m"]) -> Float[JaxArray, "m ..."]:
-    """Sums up to each value, or row of values, begun anew where one is the first of its table.
+    """Sums up to each value, or row of values, which begin anew at the first value of each table.
 
-    The values are laid out in about sqrt(M) lines of as many. All lines are summed at once, and then what came before
-    each is added: a parallel scan would take seconds to compile.
+    The values are laid out in about sqrt(M) lines of about sqrt(M) values. All lines are summed at once. Then the sum
+    before each line is added. A parallel scan would take seconds to compile.
 
     Example:
         >>> print(sums_within(jnp.array([1.0, 2.0, 4.0]), jnp.array([True, False, True])))

@@ -11,7 +11,7 @@ from jaxcal import _checks
 def aggregation_rates(confidence_level: Float[ArrayLike, ""], number: int, horizon: int) -> tuple[Array, float]:
     """The learning rate eta of the weights of DtACI and the fraction sigma of them that is shared at each step.
 
-    sigma = 1 / (2 I) and eta = sqrt((log(2 k I) + 1) / (I E)), with E = (c^2 a^3 + a^2 c^3) / 3, a = 1 - c: the mean
+    sigma = 1 / (2 I) and eta = sqrt((log(2 k I) + 1) / (I E)), where a = 1 - c. E = (c^2 a^3 + a^2 c^3) / 3 is the mean
     squared pinball loss of a level a where the coverage is exact.
 
     Args:
@@ -61,7 +61,7 @@ def saturated_integral(
 ) -> Float[Array, ""]:
     """The integral part of conformal PID control: r_t(x) = K tan(x log(t + 1) / (C (t + 1))), infinite beyond +-pi/2.
 
-    As it becomes infinite, |x| never exceeds C (pi / 2) (t + 1) / log(t + 1) + 1 from t = 3 on.
+    Because it becomes infinite, |x| never exceeds C (pi / 2) (t + 1) / log(t + 1) + 1 from t = 3 on.
 
     Args:
         excess: x, the number of missed rows less the number expected.

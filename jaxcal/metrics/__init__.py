@@ -1,10 +1,14 @@
-"""What predictive distributions are worth: proper scores, calibration, sharpness.
+"""Metrics of predictive distributions: proper scores, calibration, sharpness.
 
-Every metric is `metric(y, distribution, ...)`: targets [n] and a `Distribution` of n rows in, one number out; `pit`
-and `observed_fractions` return arrays. `weights` [n] say how much each row counts, in means over rows and in empirical
-distribution functions; they are not negative. All are pure and may be called inside `jit`, and under `vmap` over runs.
-Lower is better, except for `improvement_ratio`, where higher is, and for `coverage`, `worst_group_coverage` and
-`worst_slab_coverage`, which should be near the confidence level.
+Every metric is `metric(y, distribution, ...)`. It takes targets [n] and a `Distribution` of n rows, and returns one
+number; `pit` and `observed_fractions` return arrays. `weights` [n] say how much each row counts, in means over rows and
+in empirical distribution functions. They are not negative. All metrics are pure, and may be called inside `jit` and
+under `vmap` over runs.
+
+Lower is better, with these exceptions:
+
+- `improvement_ratio`: higher is better.
+- `coverage`, `worst_group_coverage`, `worst_slab_coverage`: they should be near the confidence level.
 """
 
 import lazy_loader

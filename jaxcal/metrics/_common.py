@@ -1,4 +1,4 @@
-"""What several files of metrics need: targets checked, reliability curves, and the rows of every group."""
+"""Functions for several files of metrics: checks of targets, reliability curves, and the rows of every group."""
 
 import operator
 from collections.abc import Callable, Sequence
@@ -25,14 +25,14 @@ P = ParamSpec("P")
 
 
 def in_numpy(y: ArrayLike, distribution: Distribution, *_: Any, **__: Any) -> bool:
-    """Whether NumPy knows the methods of a distribution."""
+    """Whether NumPy can compute the methods of a distribution."""
     return distribution._in_numpy
 
 
 def as_metric(
     formula: Callable[Concatenate[Float[JaxArray, " n"], Distribution, P], Scalar],
 ) -> Callable[Concatenate[ArrayLike, Distribution, P], Scalar]:
-    """The metric of a formula: the targets are checked where their values are known, the rest is one program."""
+    """The metric of a formula: the targets are checked where their values are known, and the rest is one program."""
     answer = numpy_or_jit(formula, when=in_numpy)
 
     @wraps(formula)
@@ -75,18 +75,18 @@ def mean_width_of(ends: Ends, weights: Weights) -> Scalar:
     return linalg.weighted_mean(upper - lower, weights)
 
 
-# Levels t in percent whose curve, with 1 - t, the metrics take: every level, and those of the tails.
+# The levels t, in percent, of the metrics' curves, which have 1 - t as well: all levels, and the levels of the tails.
 PERCENTS, TAILS = tuple(range(51)), (5, 10, 15, 20)
 
 
 class Curve(NamedTuple):
-    """Fractions of the targets at levels t, at most a half, and 1 - t.
+    """Fractions of the targets at levels t, which are at most a half, and at levels 1 - t.
 
     Attributes:
         levels: [2, k], t and 1 - t.
-        below: [2, k], of y < F⁻¹(level).
-        at_most: [2, k], of y <= F⁻¹(level).
-        between: [k], of F⁻¹(t) < y < F⁻¹(1 - t).
+        below: [2, k], the fraction with y < F⁻¹(level).
+        at_most: [2, k], the fraction with y <= F⁻¹(level).
+        between: [k], the fraction with F⁻¹(t) < y < F⁻¹(1 - t).
     """
 
     levels: Float[JaxArray, "2 k"]
@@ -98,7 +98,7 @@ class Curve(NamedTuple):
 def curve_of(
     y: Float[JaxArray, " n"], distribution: Distribution, percents: tuple[int, ...], weights: Weights
 ) -> Curve:
-    """The curve at t of so many percent: one pass over the quantiles, in O(n) memory."""
+    """The curve at levels t of these percentages, by one pass over the quantiles, in O(n) memory."""
     xp, low, dtype = namespace(y), np.array(percents), dtype_of(y, distribution)
     levels = xp.asarray(np.stack([low, 100 - low]) / 100, dtype)
     is_below, is_at_most = (below_quantile(y, distribution, less) for less in (operator.lt, operator.le))
@@ -108,8 +108,8 @@ def curve_of(
         rows = [*below, *at_most, below[1] & ~at_most[0]]
         return xp.stack([share(each, dtype, weights) for each in rows])
 
-    found = one_by_one(fractions, levels.T).T
-    return Curve(levels, found[:2], found[2:4], found[4])
+    observed = one_by_one(fractions, levels.T).T
+    return Curve(levels, observed[:2], observed[2:4], observed[4])
 
 
 def ece_of(curve: Curve) -> Scalar:
@@ -134,9 +134,9 @@ def below_quantile(
 ) -> Callable[[Scalar], Bool[JaxArray, " n"]]:
     """A function that says for a level which rows lie below their quantile of that level.
 
-    The definitions are by quantile, and ties with atoms count: so compare with the quantile. Only where that
-    is the root of a continuous cdf, and expensive, is the cdf at y compared with the level instead: these are the
-    same rows, at one evaluation for all levels.
+    The metrics are defined by quantiles, and ties with atoms count, so y is compared with the quantile. If the quantile
+    is an expensive root of a continuous cdf, the cdf at y is compared with the level instead. This gives the same rows,
+    with one evaluation for all levels.
     """
     if distribution.has_closed_quantiles or not distribution.is_continuous:
         return lambda level: less(y, distribution.icdf(level))
@@ -146,7 +146,7 @@ def below_quantile(
 
 
 def one_by_one(function: Callable[[JaxArray], JaxArray], values: JaxArray) -> JaxArray:
-    """The function over the leading axis, in the memory of one."""
+    """The function of each value along the leading axis, in the memory of one call."""
     stack: Any = np.stack
     return stack([function(value) for value in values]) if is_working() else jax.lax.map(function, values)
 
@@ -166,6 +166,6 @@ def groups_of(by: ArrayLike | Sequence, weights: Weights, y: Float[Array, " n"])
 def map_groups(
     function: Callable, number: Int[ArrayLike, " n"], weights: Weights, groups: int, dtype: DTypeLike
 ) -> Any:
-    """The function of the weights of every group, one group at a time: 0 where a row is of another group."""
+    """The function of every group's weights, which are 0 for the rows of other groups; one group at a time."""
     own = jnp.ones((), dtype) if weights is None else jnp.asarray(weights, dtype)
     return jax.lax.map(lambda k: function(jnp.where(number == k, own, 0)), jnp.arange(groups, dtype=jnp.int32))

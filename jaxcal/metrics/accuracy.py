@@ -33,10 +33,15 @@ def mae(y: Float[JaxArray, " n"], distribution: Distribution, *, weights: Weight
 def nlpd(y: Float[JaxArray, " n"], distribution: Distribution, *, weights: Weights = None) -> Scalar:
     """Negative log predictive density, -mean log p(y), in nats.
 
-    It is infinite for distributions without a density: `Point`, and `Empirical`, which `crude`, `conformal` without a
-    rule and its rule="randomized" give; a `Mixture` of these; and for `Quantiles`, and `ScaledQuantiles` with constant
-    tails that are not of a sample, where a target lies beyond the outermost quantiles. Of `isotonic` and `conformal`
-    with rule="linear" the density is that of a smoothed version (`log_prob` of `ScaledQuantiles`, `Recalibrated`).
+    It is infinite for distributions without a density:
+
+    - `Point`.
+    - `Empirical`, the distribution of `crude`, and of `conformal` without a rule or with rule="randomized".
+    - a `Mixture` of these.
+
+    It is also infinite where a target lies beyond the outermost quantiles of `Quantiles`. The same holds for
+    `ScaledQuantiles` with constant tails that are not of a sample. `isotonic`, and `conformal` with rule="linear", have
+    the density of a smoothed version (`log_prob` of `ScaledQuantiles`, `Recalibrated`).
 
     Example:
         >>> import numpy as np, jaxcal as jc
@@ -60,8 +65,8 @@ def interval_score(
 ) -> Scalar:
     """Interval score of the central interval [l, u], in the unit of y.
 
-    The mean over rows of (u - l) + 2/a max(l - y, 0) + 2/a max(y - u, 0) with a = 1 - confidence_level
-    (Gneiting and Raftery 2007, eq. 43): narrow intervals are rewarded, misses fined by their distance.
+    It is the mean over rows of (u - l) + 2/a max(l - y, 0) + 2/a max(y - u, 0). Here a = 1 - confidence_level
+    (Gneiting and Raftery 2007, eq. 43). Narrow intervals score better, and a miss adds a penalty for its distance.
 
     Raises:
         ValueError: if the confidence level lies outside (0, 1).
@@ -76,7 +81,7 @@ def interval_score(
 def pinball(y: ArrayLike, distribution: Distribution, levels: ArrayLike, *, weights: Weights = None) -> Scalar:
     """Pinball loss of the quantiles q_p at one level p or at several, in the unit of y.
 
-    The mean over rows and levels of max(p (y - q_p), (p - 1)(y - q_p)) (Koenker and Bassett 1978).
+    It is the mean over rows and levels of max(p (y - q_p), (p - 1)(y - q_p)) (Koenker and Bassett 1978).
 
     Raises:
         ValueError: if a level lies outside (0, 1).
@@ -102,9 +107,9 @@ def _pinball(
 def improvement_ratio(y: ArrayLike, before: Distribution, after: Distribution, *, weights: Weights = None) -> Scalar:
     """Fraction of rows whose predicted mean moved nearer to the truth, |y - after| < |y - before|.
 
-    A row whose error did not change counts as not improved, so a correction that leaves all as it was has
-    ratio 0 (Qiu, Meyerson and Miikkulainen, ICLR 2020: "Improvement Ratio", the number of successful
-    corrections over the number of rows). Higher is better.
+    A row whose error did not change counts as not improved. So a correction that changes nothing has ratio 0. This
+    is the "Improvement Ratio" of Qiu, Meyerson and Miikkulainen, ICLR 2020: the number of successful corrections
+    over the number of rows. Higher is better.
 
     Example:
         >>> import numpy as np, jaxcal as jc

@@ -41,8 +41,8 @@ def observed_fractions(
 ) -> Float[JaxArray, " k"]:
     """Fraction of the targets below the predicted quantile of every level: the curve of a reliability diagram.
 
-    The fraction at level p is mean 1{y < F⁻¹(p)} (CRUDE eq. 11, USNRT eq. 9), with `closed` 1{y <= F⁻¹(p)}
-    (Sharp-GP eq. 9). Memory stays O(n) for any number of levels.
+    The fraction at level p is mean 1{y < F⁻¹(p)} (CRUDE eq. 11, USNRT eq. 9). With `closed` it is
+    mean 1{y <= F⁻¹(p)} (Sharp-GP eq. 9). Memory stays O(n) for any number of levels.
 
     Args:
         y: targets [n].
@@ -84,7 +84,7 @@ def coverage(
 ) -> Scalar:
     """Fraction of the targets inside the central interval, l <= y <= u; it should equal `confidence_level`.
 
-    The interval is closed, as in conformal guarantees. A `Point` covers only what it hits exactly.
+    The interval is closed, as in conformal guarantees. A `Point` covers only targets that it hits exactly.
 
     Raises:
         ValueError: if the confidence level lies outside (0, 1).
@@ -103,8 +103,8 @@ def ece(y: Float[JaxArray, " n"], distribution: Distribution, *, weights: Weight
     """Expected calibration error over 99 levels, in percent: USNRT eq. 9-10.
 
     100/99 sum_k |mean 1{y < F⁻¹(t_k)} - t_k|, t_k = 0.01, ..., 0.99 (Ma, Yan and Zhang). It is not 0 for a
-    perfect model: with n rows its mean is about 31/sqrt(n). At levels beyond those of `Quantiles` the outermost one
-    counts, without a warning.
+    perfect model: with n rows its mean is about 31/sqrt(n). At levels beyond the levels of `Quantiles`, the outermost
+    quantile counts, without a warning.
     """
     return ece_of(curve_of(y, distribution, PERCENTS, weights))
 
@@ -112,8 +112,8 @@ def ece(y: Float[JaxArray, " n"], distribution: Distribution, *, weights: Weight
 def calibrated_ece(num_rows: int) -> float:
     """The expected calibration error, in percent, that calibrated forecasts stay below in 19 of 20 cases.
 
-    It is simulated: of a calibrated forecast the number of independent rows between quantiles at levels 0.01, ...,
-    0.99 is multinomial. The 95 % quantile of 4,000 such draws, with a fixed seed.
+    It is simulated. For a calibrated forecast, the numbers of independent rows between quantiles at levels 0.01, ...,
+    0.99 are multinomial. The result is the 95 % quantile of 4,000 such draws, with a fixed seed.
 
     Args:
         num_rows: the number of rows n.
@@ -136,8 +136,8 @@ def calibrated_ece(num_rows: int) -> float:
 def tce(y: Float[JaxArray, " n"], distribution: Distribution, *, weights: Weights = None) -> Scalar:
     """Tail-interval calibration error, in percent: USNRT eq. 11-12.
 
-    The mean over t = 0.05, 0.1, 0.15, 0.2 of 100 |mean 1{F⁻¹(t) < y < F⁻¹(1 - t)} - (1 - 2t)|, intervals
-    open: how far the coverages of the 90, 80, 70 and 60 % intervals are off (Ma, Yan and Zhang).
+    It is the mean over t = 0.05, 0.1, 0.15, 0.2 of 100 |mean 1{F⁻¹(t) < y < F⁻¹(1 - t)} - (1 - 2t)|. This says how
+    far the coverages of the 90, 80, 70 and 60 % intervals are off (Ma, Yan and Zhang). The intervals are open.
     """
     return tce_of(curve_of(y, distribution, TAILS, weights))
 
@@ -174,7 +174,7 @@ def calibration_sse(
 def max_calibration_error(y: Float[JaxArray, " n"], distribution: Distribution, *, weights: Weights = None) -> Scalar:
     """Largest distance of the reliability curve from the diagonal, in percent: ACCRUE's "Cal. err.".
 
-    100 sup |C(phi) - phi|, where C is the empirical cdf of the PIT values, without binning: both sides of
+    It is 100 sup |C(phi) - phi|, where C is the empirical cdf of the PIT values, without binning. Both sides of
     every jump count (Camporeale and Carè 2021, sections 3 and 5). It is the Kolmogorov-Smirnov statistic of
     uniformity, and about 83/sqrt(n) for a perfect model.
     """
@@ -195,11 +195,11 @@ def ence(
 ) -> Scalar:
     """Expected normalized calibration error of the predicted standard deviation, a fraction.
 
-    The rows are sorted by predicted std into bins of equal size (to one row), and |RMV - RMSE| / RMV is
-    averaged over the bins, with RMV the root of the bin's mean predicted variance and RMSE that of its mean
-    squared error (Levi et al., Sensors 2022). Rows of equal std keep their order. With fewer rows than bins
-    every row is a bin. With weights the bins have equal weight, and those without any do not count. A bin that
-    predicts no variance adds infinity, unless it makes no error.
+    The rows are sorted by predicted std into bins of equal size (to one row). Then |RMV - RMSE| / RMV is averaged
+    over the bins. RMV is the root of the bin's mean predicted variance, and RMSE is the root of its mean squared
+    error (Levi et al., Sensors 2022). Rows of equal std keep their order. With fewer rows than bins, every row is a
+    bin. With weights, the bins have equal weight, and bins without weight do not count. A bin that predicts no
+    variance adds infinity, unless it makes no error.
 
     Raises:
         ValueError: if there is less than one bin.
@@ -212,7 +212,7 @@ def ence(
     bins, counts = np.arange(num_rows) * num_bins // num_rows, xp.ones(num_rows, y.dtype)
     if weights is not None:
         counts = linalg.fractions_of(weights, y.dtype)[order]
-        # What rounding puts just below the edge of a bin lies on it.
+        # A row that rounding puts directly below the edge of a bin counts as on the edge.
         before = num_bins * (xp.cumsum(counts) - counts + num_rows * float(np.finfo(y.dtype).eps))
         bins = xp.clip(before, 0, num_bins - 1).astype(np.int32)
 
@@ -223,7 +223,7 @@ def ence(
             return count(bins, of_rows, num_bins).astype(y.dtype)
         return jax.ops.segment_sum(of_rows, bins, num_segments=num_bins, indices_are_sorted=True)
 
-    # Both are root means over the same rows of the bin: the counts cancel in the ratio.
+    # RMV and RMSE are root means over the same rows of the bin, so the counts cancel in the ratio.
     std, errors = distribution.std, y - distribution.mean
     unit = linalg.scale_of(std, errors)
     root_variance = linalg.sqrt(bin_sums((std / unit) ** 2))

@@ -1,4 +1,4 @@
-"""Every metric at once, of all rows or of each group, and why a score is infinite."""
+"""All metrics at once, for all rows or for each group, and the reason why a score is infinite."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -35,10 +35,10 @@ from jaxcal.metrics.sharpness import mean_std, sharpness
 
 
 class Scores(dict[Any, Any]):
-    """Metrics by name, or those of groups by label: a `dict` that prints a line for each, and why NLPD is infinite.
+    """Metrics by name, or `Scores` of groups by label: a `dict` that prints a line for each, and why NLPD is infinite.
 
     Attributes:
-        why: why NLPD is infinite, where it is; not kept by transformations of JAX, for which this is as a `dict`.
+        why: why NLPD is infinite, where it is. Transformations of JAX do not keep it: for them this is a `dict`.
     """
 
     def __init__(self, values: Mapping, why: str = ""):
@@ -79,16 +79,16 @@ def evaluate(
         y: targets [n].
         distribution: predictions of n rows.
         weights: of the rows [n].
-        by: labels of groups [n], numbers or strings: the metrics of every group, by its label, and how many "rows" it
-            has. The cost grows with the number of groups.
+        by: labels of groups [n], numbers or strings. Then the result has the metrics of every group, by its label, and
+            the number of its "rows". The cost grows with the number of groups.
 
     Raises:
         TypeError: if `by` is traced.
-        ValueError: if y is not a vector of n finite numbers, a predicted standard deviation is negative, a weight is
-            negative or all of a group are 0, or `by` is not of n labels.
+        ValueError: if y is not a vector of n finite numbers, or `by` does not have n labels. Also if a predicted
+            standard deviation or a weight is negative, or all weights of a group are 0.
 
     Warns:
-        UserWarning: as `Distribution.interval` does, if the interval at 90 % is beyond what the distribution knows.
+        UserWarning: as `Distribution.interval` does, if the interval at 90 % is beyond the distribution's levels.
 
     Example:
         >>> import numpy as np, jaxcal as jc
@@ -118,7 +118,7 @@ def evaluate(
 
 @numpy_or_jit(when=in_numpy)
 def _evaluate(y: OfRows, distribution: Distribution, ends: Ends, weights: Weights) -> Scores:
-    """All metrics in the order of a printed table, with one interval and one curve for those that take them."""
+    """All metrics in the order of a printed table, with one interval and one curve for the metrics that take them."""
     curve = curve_of(y, distribution, PERCENTS, weights)
     of_rows = lambda metric: metric(y, distribution, weights=weights)
     return Scores(
@@ -164,7 +164,7 @@ def _evaluate_groups(
 def _why_infinite(
     nlpd: Float[JaxArray, "*k"], y: OfRows, distribution: Distribution, weights: Weights, number: Int[ArrayLike, " n"]
 ) -> list[str]:
-    """Why the NLPD of each group is infinite: no density at all, or not at some targets; "" of one that is not."""
+    """Why the NLPD of each group is infinite: no density at all, or none at some targets; "" where it is finite."""
     if _checks.is_traced(nlpd) or not (infinite := np.isposinf(np.atleast_1d(nlpd))).any():
         return [""] * nlpd.size
     if not distribution.has_density:
@@ -177,7 +177,7 @@ def _why_infinite(
     def reason(group: int) -> str:
         own = number == group
         rows = np.flatnonzero(without & own)
-        if not len(rows):  # a finite density, whose mean is out of the range of its dtype
+        if not len(rows):  # finite log densities, whose mean is out of the range of the dtype
             return ""
         return f"{len(rows)} of {(counts & own).sum()} targets lie {where}, the first at index {rows[0]}"
 

@@ -1,4 +1,4 @@
-"""Coverage where it is worst: the least of groups of rows, and of slabs of inputs."""
+"""Coverage where it is worst: the least coverage of groups of rows, and of slabs of inputs."""
 
 import math
 from collections.abc import Sequence
@@ -24,8 +24,8 @@ def worst_group_coverage(
 ) -> Scalar:
     """The least coverage of the central interval over the groups with these labels.
 
-    Also of exact intervals it is less than the confidence level: it is the least of several random fractions.
-    `evaluate(y, distribution, by=by)` has the coverage at 90 % of every group, and how many rows it has.
+    Even for exact intervals it is less than the confidence level, because it is the least of several random fractions.
+    `evaluate(y, distribution, by=by)` has the coverage at 90 % and the number of rows of every group.
 
     Raises:
         TypeError, ValueError: as `evaluate` and `coverage` do.
@@ -60,16 +60,16 @@ def worst_slab_coverage(
 ) -> Scalar:
     """The coverage of the central interval over the worst slab of inputs, {x: a <= v'x <= b}, that can be found.
 
-    One half of the rows finds, over random directions v of standardized columns, the slab with at least a `fraction`
-    of the rows whose coverage is the least; the other half measures the coverage there. So an interval that covers
-    equally often everywhere has the coverage of its level in the mean, and one that does not has less.
+    One half of the rows finds the slab with the least coverage, over random directions v of standardized columns. A
+    slab holds at least a `fraction` of these rows. The other half measures the coverage of that slab. So an interval
+    that covers equally often everywhere has the coverage of its level in the mean. An interval that does not has less.
 
     Args:
         x: inputs [n, d]; a vector [n] is one column.
         y: targets [n].
         distribution: predictions of n rows.
         confidence_level: of the interval.
-        fraction: of the rows that a slab holds at least, in (0, 1).
+        fraction: the least fraction of the rows that a slab holds, in (0, 1).
         num_directions: how many directions are tried; the columns themselves are tried as well.
         key: random key of the halves and the directions.
 
@@ -77,7 +77,7 @@ def worst_slab_coverage(
         TypeError: if key is no random key.
         ValueError: as `coverage` does; if `fraction` is out of its range, or there are fewer than 2 / fraction rows.
 
-    Source: Cauchois, Gupta and Duchi, Knowing what you know, JMLR 22 (2021), section 4; in two halves as by Romano,
+    Source: Cauchois, Gupta and Duchi, Knowing what you know, JMLR 22 (2021), section 4. The two halves are from Romano,
     Sesia and Candès, Classification with valid and adaptive coverage, NeurIPS 2020, section S1.2.
 
     Example:

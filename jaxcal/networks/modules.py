@@ -115,11 +115,11 @@ class FeedForward(eqx.Module):
         dropout = eqx.nn.Dropout(rate, inference=key is None)  # pyright: ignore[reportArgumentType]
         hidden = self.layers[:-1]
         keys = [None] * len(hidden) if key is None else jax.random.split(key, len(hidden))
-        found = []
+        activations = []
         for layer, activation, layer_key in zip(hidden, self.activations, keys, strict=True):
             x = dropout(activation(layer(x)), key=layer_key)
-            found.append(x)
-        return tuple(found)
+            activations.append(x)
+        return tuple(activations)
 
 
 class NormalNetwork(eqx.Module):
@@ -145,9 +145,9 @@ class NormalNetwork(eqx.Module):
 
     def of_rows(self, x: Float[AnyArray, "n d"]) -> tuple[Float[AnyArray, "*m n"], Float[AnyArray, "*m n"]]:
         """The means and the variances at rows; stacked networks give them a leading axis."""
-        found = [network.of_rows(x) for network in self.networks]
-        mean, output = found if len(found) > 1 else (found[0][..., 0], found[0][..., 1])
-        return mean, as_variance(output, alternating=len(found) > 1)
+        outputs = [network.of_rows(x) for network in self.networks]
+        mean, output = outputs if len(outputs) > 1 else (outputs[0][..., 0], outputs[0][..., 1])
+        return mean, as_variance(output, alternating=len(outputs) > 1)
 
     def __call__(self, x: Float[Array, " d"]) -> tuple[Float[Array, ""], Float[Array, ""]]:
         """The mean and the variance at one point."""

@@ -154,8 +154,8 @@ def alternate(
         return _last(lax.scan(one_round, carried(variances), jax.random.split(key, (rounds, 6)))[1])
     keys, optima = _random.split(key, 6 * rounds), []
     for first in range(0, len(keys), 6):
-        variances, found = one_round(variances, keys[first : first + 6])
-        optima.append(found)
+        variances, optimum = one_round(variances, keys[first : first + 6])
+        optima.append(optimum)
     return _last(stacked(optima))
 
 

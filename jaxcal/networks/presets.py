@@ -110,11 +110,11 @@ def usnrt(num_inputs: int) -> Settings:
     return Settings(hidden=hidden, learning_rate=0.01, batch_size=64, variance_activation=jnp.tanh)
 
 
-def settle(known: Mapping[str | None, S], preset: str | None, **given: Any) -> S:
+def settle(known: Mapping[str | None, S], preset: str | None, **options: Any) -> S:
     """The given options, and the preset's values in place of None.
 
     Raises:
         ValueError: if there is no such preset.
     """
     _checks.check_choice("preset", preset, tuple(known))
-    return cast(Any, known[preset])._replace(**{name: value for name, value in given.items() if value is not None})
+    return cast(Any, known[preset])._replace(**{name: value for name, value in options.items() if value is not None})

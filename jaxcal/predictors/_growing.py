@@ -95,12 +95,12 @@ class Search(NamedTuple):
         num_rows: int,
         num_columns: int,
         min_leaf: int | str,
-        **given: int | float | str | Sequence | None,
+        **options: int | float | str | Sequence | None,
     ) -> "Search":
         """The given options, and the preset's values in place of None."""
         of_paper = {"center": "mean", "correction": "none", "step": 10, "num_folds": 1}
         paper = cls(_LEAST_ROWS_OF_PAPER, split_hidden=presets.usnrt(num_columns).hidden, **of_paper)
-        search = presets.settle({None: cls(), "paper": paper}, preset, **given)
+        search = presets.settle({None: cls(), "paper": paper}, preset, **options)
         is_auto = isinstance(min_leaf, str)
         if is_auto:
             _checks.check_choice("min_leaf", min_leaf, ("auto",))

@@ -135,8 +135,8 @@ def _cut(weights: np.ndarray, targets: np.ndarray, ends: np.ndarray) -> Slices:
         inner = of(_until(sums)) + inside * of(values)
         return _SLICES * np.diff(np.column_stack([np.zeros(len(sizes)), inner, sums[:, -1]]), axis=1)
 
-    found = means(target)
-    return Slices(found, (means(target**2) - found**2).clip(0))
+    centers = means(target)
+    return Slices(centers, (means(target**2) - centers**2).clip(0))
 
 
 def _until(sums: np.ndarray) -> np.ndarray:
@@ -164,11 +164,11 @@ class Shape:
             slices: of n rows that the trees were grown without.
             targets: of these rows [n].
         """
-        found = []
+        shapes = []
         for width in _WIDTHS:
             weights, log_likelihood = _most_likely(_log_densities(targets, *components(slices, width)))
-            found.append((log_likelihood, cls(weights, width)))
-        return max(found, key=lambda each: each[0])[1]
+            shapes.append((log_likelihood, cls(weights, width)))
+        return max(shapes, key=lambda each: each[0])[1]
 
 
 @dataclass(frozen=True)

@@ -77,10 +77,10 @@ class Nodes:
         """
         if self.missing_left is None and np.isnan(x).any():
             raise ValueError("x holds missing values, which these trees do not take: fill them.")
-        found = np.empty((len(x), len(self.first)), int)
+        leaves = np.empty((len(x), len(self.first)), int)
         for start in range(0, len(x), _AT_ONCE):
-            found[start : start + _AT_ONCE] = self._leaves(x[start : start + _AT_ONCE])
-        return found
+            leaves[start : start + _AT_ONCE] = self._leaves(x[start : start + _AT_ONCE])
+        return leaves
 
     def sums(self, x: np.ndarray, constant: float) -> np.ndarray:
         """The constant plus the values of all trees, added in the trees' order as the packages do [n]."""

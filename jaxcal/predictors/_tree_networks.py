@@ -143,9 +143,9 @@ def out_of_fold_residuals(
     rows = Rows.padded(others, folds, (number - number // num_folds, -(-number // num_folds)))
     own = list(zip(rows, draws.keys(len(rows)), strict=True))
     label = "usnrt.fit: networks without a fold"
-    _, found = each_run(_train_mean, _shared(problem, settings), own, label=label, slots=len(own))
+    _, fold_residuals = each_run(_train_mean, _shared(problem, settings), own, label=label, slots=len(own))
     residuals = np.zeros((num_members, number), problem.target.dtype)
-    for k, (fold, of_fold) in enumerate(zip(folds, np.asarray(found), strict=True)):
+    for k, (fold, of_fold) in enumerate(zip(folds, np.asarray(fold_residuals), strict=True)):
         residuals[k // num_folds, fold] = of_fold[: len(fold)]
     return residuals
 
@@ -163,15 +163,15 @@ def node_residuals(
     label = "usnrt.fit: networks of nodes"
     parts = as_numpy(each_run(_train_mean, _shared(problem, settings), own, label=label, slots=slots))
     whole = np.zeros(problem.target.shape, problem.target.dtype)
-    found = []
+    residuals = []
     for k, (node_rows, its) in enumerate(zip(rows, divided, strict=True)):
         # Nodes of several members may share rows: the residuals of one are read before the next are written.
         for part, numbers, count in zip(
             parts, (its.train, its.validation), (its.num_train, its.num_validation), strict=True
         ):
             whole[numbers[:count]] = part[k, :count]
-        found.append(whole[node_rows])
-    return found
+        residuals.append(whole[node_rows])
+    return residuals
 
 
 def train_on_all_rows(
@@ -219,12 +219,12 @@ def train_leaves(
     start = as_numpy(start)
     starts = [jax.tree.map(lambda leaf, k=k: leaf[k], start) for k in np.repeat(np.arange(len(leaves)), counts)]
     own = list(zip(rows, draws.keys(len(rows)), starts, strict=True))
-    found = each_run(_train_leaf, _shared(problem, settings), own, label="usnrt.fit: leaves", slots=slots)
+    results = each_run(_train_leaf, _shared(problem, settings), own, label="usnrt.fit: leaves", slots=slots)
     # A tree with fewer leaves than others is filled up with its first leaf.
     place = np.arange(counts.max())
     is_there = place < counts[:, None]
     number = (np.cumsum(counts) - counts)[:, None] + np.where(is_there, place, 0)
-    return _by_leaf(found, number, is_there, settings.calibrate)
+    return _by_leaf(results, number, is_there, settings.calibrate)
 
 
 def _shared(problem: Problem, settings: presets.Settings) -> tuple:
@@ -267,10 +267,10 @@ class _HeldOut(NamedTuple):
 
 @numpy_or_jit
 def _by_leaf(
-    found: tuple, number: Int[AnyArray, "m leaves"], is_there: Bool[AnyArray, "m leaves"], widen: bool
+    results: tuple, number: Int[AnyArray, "m leaves"], is_there: Bool[AnyArray, "m leaves"], widen: bool
 ) -> Leaves:
     """The results of every leaf, [m, leaves], picked by its number from the list of all leaves."""
-    optima, rmse, held_out = jax.tree.map(lambda leaf: leaf[number], found)
+    optima, rmse, held_out = jax.tree.map(lambda leaf: leaf[number], results)
     rmse = namespace(rmse).where(is_there, rmse, np.nan)
     if not widen:
         return Leaves(optima, rmse, None, None)

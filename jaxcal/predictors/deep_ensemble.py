@@ -119,17 +119,17 @@ class DeepEnsemble(WidenedNetwork[Mixture]):
 
 def _one_by_one(train: Partial, rows: Rows | None, key: PRNGKeyArray, num_members: int) -> tuple[Optimum, Rows]:
     """The stacked members, and the rows of the first, which are the rows of all where they have the same rows."""
-    found = []
+    trained = []
     with progress.work("deep_ensemble.fit: members", num_members) as work:
         for own_key in _random.split(key, num_members):
-            found.append(train(key=own_key, rows=rows))
+            trained.append(train(key=own_key, rows=rows))
             work.advance()
-    optima, (of_first, *_) = zip(*found, strict=True)
+    optima, (of_first, *_) = zip(*trained, strict=True)
     return stacked(optima), of_first
 
 
 @_programs.jit
 def _at_once(train: Partial, rows: Rows | None, key: PRNGKeyArray, num_members: int) -> tuple[Optimum, Rows]:
     """The stacked members and rows, by one program, which trains them in one `vmap` on an accelerator."""
-    optima, found = over_runs(lambda key: train(key=key, rows=rows))(jax.random.split(key, num_members))
-    return optima, jax.tree.map(lambda stacked: stacked[0], found)
+    optima, rows_of_members = over_runs(lambda key: train(key=key, rows=rows))(jax.random.split(key, num_members))
+    return optima, jax.tree.map(lambda stacked: stacked[0], rows_of_members)

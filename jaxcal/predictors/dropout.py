@@ -153,8 +153,8 @@ class Passes(eqx.Module):
         # For the same reason, derivatives compute the activations again.
         @jax.checkpoint
         def one(seed: UInt32[Array, ""]) -> Float[Array, "n ..."]:
-            given = {} if self.rate is None else {"rate": self.rate}
-            return jax.vmap(partial(self.network, key=jax.random.key(seed), **given))(x)
+            options = {} if self.rate is None else {"rate": self.rate}
+            return jax.vmap(partial(self.network, key=jax.random.key(seed), **options))(x)
 
         return lax.map(one, self.seeds)
 

@@ -135,8 +135,8 @@ def fit(
     columns = Columns.of(x, categorical)
     noise = GaussianNoise() if noise is None else noise
     check_objects(inference, noise)
-    given = _given(kernel, noise, preset)
-    in_numpy = given.kernel is None and preset is None
+    kernel_and_noise = _given(kernel, noise, preset)
+    in_numpy = kernel_and_noise.kernel is None and preset is None
     way = Way.of(
         y.shape[0],
         _PRESETS[preset] if inference is None else inference,
@@ -151,13 +151,15 @@ def fit(
     if isinstance(way.inference, Stochastic):
         if preset:
             raise ValueError(f"preset={preset!r} needs all rows at once: it does not go with Stochastic.")
-        fitted = _fit_stochastic(columns, x, y, given, way.inference, key)
+        fitted = _fit_stochastic(columns, x, y, kernel_and_noise, way.inference, key)
     else:
         rows = columns(x), y
         _checks.check_length("x", rows[0], y.shape[0])
         if not differentiable:
-            rows, given = _checks.without_derivative((rows, given), "gaussian_process.fit", "give differentiable=True")
-        prepare = eqx.Partial(_prepared, columns.indicators, given, preset, noise.has_heavy_tails)
+            rows, kernel_and_noise = _checks.without_derivative(
+                (rows, kernel_and_noise), "gaussian_process.fit", "give differentiable=True"
+            )
+        prepare = eqx.Partial(_prepared, columns.indicators, kernel_and_noise, preset, noise.has_heavy_tails)
         scalers, process = fit_rows(prepare, rows, way, in_numpy=in_numpy)
         fitted = GaussianProcess(process=process, columns=columns, x_scaler=scalers.x, y_scaler=scalers.y)
     check_fit(fitted.process, y.shape[0], throw=throw)
@@ -260,7 +262,7 @@ class _Scalers(NamedTuple):
 
 def _prepared(
     indicators: Any,
-    given: Given,
+    kernel_and_noise: Given,
     preset: str | None,
     robust: bool,
     x: Float[AnyArray, "n d"],
@@ -274,24 +276,24 @@ def _prepared(
     standardize = partial(Standardizer.of, weights=weights)
     scaler = Standardizer.identity if preset == "nngp" else Standardizer.robust if robust else standardize
     scalers = _Scalers(standardize(x).without(indicators), scaler(y))
-    initial_of = eqx.Partial(_initial_models, given, scalers.y, preset)
+    initial_of = eqx.Partial(_initial_models, kernel_and_noise, scalers.y, preset)
     return scalers, initial_of, Data.of(scalers.x(x), scalers.y(y), included=included)
 
 
-def _fit_stochastic(columns: Columns, x, y, given: Given, inference: Stochastic, key) -> "GaussianProcess":
+def _fit_stochastic(columns: Columns, x, y, kernel_and_noise: Given, inference: Stochastic, key) -> "GaussianProcess":
     """The fit by a bound whose computation reads x part by part."""
     stochastic.check_known(x, y)
     key = stochastic.given_key(key)
     x = unread.unread_rows(x if columns.is_plain else columns(x), y.shape[0])
     x_scaler, y_scaler = unread.standardizer(x, y.dtype).without(columns.indicators), Standardizer.of(y)
     read = stochastic.reader(lambda x, y: Data(x_scaler(x), y_scaler(y)), (x, y), y.dtype)
-    initial_of = eqx.Partial(_initial_models, given, y_scaler, None)
+    initial_of = eqx.Partial(_initial_models, kernel_and_noise, y_scaler, None)
     process = stochastic.maximize_bound(inference, initial_of, read, y.shape[0], key=key)
     return GaussianProcess(process=process, columns=columns, x_scaler=x_scaler, y_scaler=y_scaler)
 
 
 def _initial_models(
-    given: Given, y_scaler: Standardizer, preset: str | None, data: Data, noise: AnyArray | None = None
+    kernel_and_noise: Given, y_scaler: Standardizer, preset: str | None, data: Data, noise: AnyArray | None = None
 ) -> Model:
     """The initial values: a grid of lengthscales and noise variances, or the preset's."""
     if preset == "crude":
@@ -300,15 +302,15 @@ def _initial_models(
         return initial.at(data, SquaredExponential(log, log), math.log(2) + 1e-4)
     if preset == "nngp":
         return initial.nngp_grid(data, _NNGP_VARIANCES, _NNGP_NOISE)
-    noise = given.scaled_noise(y_scaler.scale) if noise is None else noise
-    if given.kernel is not None:
-        return initial.at_given(data, given.kernel, noise=noise)
+    noise = kernel_and_noise.scaled_noise(y_scaler.scale) if noise is None else noise
+    if kernel_and_noise.kernel is not None:
+        return initial.at_given(data, kernel_and_noise.kernel, noise=noise)
     return initial.on_grid(data, [data.points], lambda kernels: kernels[0], noise=noise)
 
 
 @prediction
 def _predict(process: "GaussianProcess", x: tuple[Float[AnyArray, "n d"]], include_noise: bool) -> Normal | StudentT:
-    points, given = process.x_scaler(x[0]), process.process
-    latent, scale, df = given.observed(points) if include_noise else (*given(points), None)
+    points, scaled_process = process.x_scaler(x[0]), process.process
+    latent, scale, df = scaled_process.observed(points) if include_noise else (*scaled_process(points), None)
     center, scale = process.y_scaler.inverse(latent), process.y_scaler.scale * linalg.sqrt(scale)
     return Normal(center, scale) if df is None else StudentT(df, center, scale)

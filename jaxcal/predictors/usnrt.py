@@ -370,8 +370,8 @@ def _moments(fitted: USNRT, table: Float[AnyArray, "n c"]) -> tuple[Float[AnyArr
             is_in = leaf == number
             # In NumPy a leaf's network predicts the leaf's rows alone; in JAX, all rows.
             mean, variance = at_rows(network, inputs[is_in] if xp is np else inputs)
-            found = mean, widened(variance, widening)
-            return tuple(_placed(*each, is_in) for each in zip(moments, found, strict=True)), None
+            predicted = mean, widened(variance, widening)
+            return tuple(_placed(*each, is_in) for each in zip(moments, predicted, strict=True)), None
 
         nothing = tuple(xp.zeros(table.shape[0], inputs.dtype) for _ in range(2))
         return scan(place, nothing, (numbers, of_leaves))[0]

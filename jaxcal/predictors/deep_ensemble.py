@@ -62,7 +62,7 @@ def fit(
         num_members: how many networks M.
         form: "joint" or "alternating". This and the options below are options of every member, as in
             `variance_network.fit`.
-        rounds: how often the alternating form trains both networks.
+        rounds: number of times that the alternating form trains both networks.
         preset: None, or one of `variance_network.fit`.
         **options: of the training, as `jaxcal.networks.TrainingOptions` describes them.
 

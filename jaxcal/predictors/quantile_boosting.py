@@ -51,8 +51,8 @@ def fit(
     the quantile at level p. E_p is the quantile at level p of the errors y - q_p(x) of the held-out rows. The j-th
     smallest of the N errors has the level j / (N + 1). The prediction is q_p(x) + E_p, sorted again.
 
-    So each level covers new rows as it says, up to the chance of N rows. Where N + 1 < 1 / p, E_p is the least error,
-    and the quantile covers more than p. The same holds above, with the largest error.
+    So each quantile covers the fraction p of new rows, up to the random error of N held-out rows. Where N + 1 < 1 / p,
+    E_p is the least error, and the quantile covers more than p. The same holds above, with the largest error.
 
     The distribution function is linear between the levels and ends at the outermost levels: there is no density beyond.
     A quantile that differs from a training target by rounding alone becomes this target. So intervals contain a value

@@ -264,7 +264,7 @@ class USNRT(eqx.Module):
         """A member's tree, as nested nodes to read or to draw (`plots.tree`).
 
         Args:
-            names: the names of the columns of x; by default those of the data frame of the fit, or x[0], x[1], ...
+            names: the names of the columns of x; by default the names of the data frame of the fit, or x[0], x[1], ...
             member: the member's number.
 
         Raises:

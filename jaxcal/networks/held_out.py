@@ -1,7 +1,7 @@
-"""A std that holds on new rows: its scale and its floor are those of rows that nothing was trained on.
+"""A std that is right for new rows: rows that nothing was trained on decide its scale and its floor.
 
-A network's std is learned from residuals of rows that its mean was trained on, which are smaller than those of new
-rows. The rows of the validation set tell by how much.
+A network learns its std from residuals of rows that its mean was trained on. These residuals are smaller than the
+residuals of new rows. The rows of the validation set show by how much.
 """
 
 from functools import partial
@@ -19,35 +19,35 @@ from jaxcal._numpy import AnyArray, namespace, numpy_or_jit
 from jaxcal.functional import linalg, student_t
 from jaxcal.functional._loops import carried, scan
 
-# What is added to every variance is one of these, times their mean.
+# The floor, which is added to every variance, is one of these factors times the mean variance.
 _FLOORS = np.concatenate([[0.0], np.geomspace(1e-4, 1e2, 49)])
-# The level of the intervals that should hold as many rows as they say, and the normal quantile at their upper end.
+# The level of the intervals whose coverage is corrected, and the normal quantile at their upper end.
 _LEVEL, _REACH = 0.9, NormalDist().inv_cdf(0.95)
-# Few rows say little: so many more, of the mean variance, are taken to lie as they should, at these quantiles of a
-# normal distribution.
+# Few rows say little. So prior rows are added: they have the mean variance, and their standardized errors are these
+# quantiles of a normal distribution.
 _PRIOR_ERRORS = np.array([NormalDist().inv_cdf(level) for level in (0.55, 0.65, 0.75, 0.85, 0.95)])
 _PRIOR_ROWS = len(_PRIOR_ERRORS)
-# How many times the variance a squared error may be before it says that something was predicted as too certain.
+# A squared error of more than this many times the variance shows that a prediction was too certain.
 _STRIKING = 30.0
-# How far the interval's scale may lie from that of the likelihood.
+# The std by the intervals lies within this factor of the std by the likelihood.
 _MOST = 2.0
-# Enough steps to the scale of a Student t likelihood.
+# The number of EM steps for the scale of a Student t likelihood: they are enough.
 _STEPS = 30
 
 
 def _is_normal(*_: Any, df: Any = None, **__: Any) -> bool:
-    """Whether errors are normal: NumPy has no quantiles of others."""
+    """Whether errors are normal: NumPy has no quantiles of other distributions."""
     return df is None
 
 
 class Widening(eqx.Module):
-    """What makes a variance v that of new rows: factor (max(v, least) + floor).
+    """The correction of a network's variance v to the variance of new rows: factor (max(v, least) + floor).
 
     Attributes:
-        factor: of the variance.
-        floor: what is added before.
-        least: the least variance of the held-out rows. Far from all rows networks may predict any; no row bears out a
-            smaller one.
+        factor: multiplies the variance.
+        floor: is added to the variance before it is multiplied.
+        least: the least variance of the held-out rows. Far from all rows, networks may predict any variance. No
+            held-out row supports a smaller one.
     """
 
     factor: Float[AnyArray, "*runs"]
@@ -64,21 +64,25 @@ class Widening(eqx.Module):
         df: Float[AnyArray, " n"] | None = None,
         weights: Float[AnyArray, " n"] | None = None,
     ) -> "Widening":
-        """That of held-out rows.
+        """The widening that held-out rows ask for.
 
-        For every floor of a grid, from none to many times the mean variance, the factor is that of the greatest
-        likelihood, of normal errors or, with df, of Student t ones; the floor is that of the greatest of these. Among
-        the rows is one more, which has the least variance and an error of the usual size, where that is striking: what
-        is predicted as all but certain may be wrong. With this floor the factor is the geometric mean of the
-        likelihood's and of the one by which the 90 % intervals hold 90 % of the rows: the first alone is too large
-        where errors have heavy tails, the second alone ignores them.
+        For every floor of a grid, from zero to many times the mean variance, the factor maximizes the likelihood of the
+        errors. The errors are normal or, with df, Student t. The floor with the greatest likelihood is taken.
+
+        The likelihood contains one more row, which has the least variance. Its squared error is the mean squared error
+        minus 30 times the least variance, but at least 0. It guards against predictions that are nearly certain and
+        wrong.
+
+        The final factor is the geometric mean of two factors at this floor. One factor maximizes the likelihood. With
+        the other, the 90 % intervals hold 90 % of the rows. The factor of the likelihood is too large where errors have
+        heavy tails, and the factor of the intervals ignores the tails.
 
         Args:
-            variance: v, of the rows; with df the square of the scale.
-            errors: of the means.
-            df: degrees of freedom of the rows.
-            weights: how much each row counts; one each where None. The least variance is that of rows that count
-                one or more, 0 where there are none.
+            variance: v of the rows; with df, the square of their scale.
+            errors: the targets minus the predicted means.
+            df: degrees of freedom of the rows; None for normal errors.
+            weights: how much each row counts; None counts each as one. The least variance is the minimum over rows that
+                count one or more, or 0 where there are none.
         """
         xp = namespace(errors)
         counts: AnyArray = xp.ones_like(errors) if weights is None else weights.astype(errors.dtype)
@@ -97,7 +101,7 @@ class Widening(eqx.Module):
     def of_mixture(
         cls, means: Float[AnyArray, "m n"], variances: Float[AnyArray, "m n"], targets: Float[AnyArray, " n"]
     ) -> "Widening":
-        """That of a mixture with equal weights as a whole, by held-out rows."""
+        """The widening of a mixture with equal weights as a whole, by held-out rows."""
         mean, variance = mixture_moments(means, variances)
         return cls.of(variance, targets - mean)
 
@@ -108,19 +112,21 @@ class Widening(eqx.Module):
     def of_members(
         self, means: Float[AnyArray, "m n"], variances: Float[AnyArray, "m n"]
     ) -> tuple[Float[AnyArray, "m n"], Float[AnyArray, "m n"]]:
-        """The means and the variances of a mixture's members, so that the mixture has the variance of new rows.
+        """The members' means and variances, changed so that the mixture has the variance of new rows.
 
-        Its mean stays, and the members' distances from it grow, too.
+        The mean of the mixture stays the same. The members' distances from it are multiplied by sqrt(factor).
         """
         mean, variance = mixture_moments(means, variances)
         xp = namespace(variance)
+        # m and v are the mixture's mean and variance: m_i -> m + sqrt(factor) (m_i - m), and v_i -> factor (v_i +
+        # max(least - v, 0) + floor). Then v becomes factor (max(v, least) + floor).
         lacking = xp.maximum(self.least - variance, 0)
         moved = mean[None] + xp.sqrt(self.factor) * (means - mean[None])
         return moved, self.factor * (variances + (lacking + self.floor)[None])
 
 
 def widened(variance: Float[AnyArray, "*n"], widening: Widening | None) -> Float[AnyArray, "*n"]:
-    """The variance of new rows; as it is where there is no widening."""
+    """The variance of new rows; unchanged where there is no widening."""
     return variance if widening is None else widening(variance)
 
 
@@ -128,11 +134,12 @@ def mixture_moments(
     means: Float[AnyArray, "m n"], variances: Float[AnyArray, "m n"]
 ) -> tuple[Float[AnyArray, " n"], Float[AnyArray, " n"]]:
     """The mean and the variance of a mixture with equal weights."""
+    # v = avg(v_i) + avg((m_i - m)^2)
     return means.mean(axis=0), variances.mean(axis=0) + means.var(axis=0)
 
 
 class _Rows(NamedTuple):
-    """Held-out rows, and the mean of their variances, which is that of the prior's rows."""
+    """Held-out rows, and the mean of their variances, `usual`, which the prior rows have."""
 
     variance: Float[AnyArray, " n"]
     errors: Float[AnyArray, " n"]
@@ -146,7 +153,7 @@ class _Rows(NamedTuple):
         return self.weights.sum()
 
     def and_a_bad_one(self) -> "_Rows":
-        """These, and one with the least variance whose error is usual among all, as far as it is striking there."""
+        """These rows, and one with the least variance v and the squared error max(mean squared error - 30 v, 0)."""
         xp = namespace(self.errors)
         least = xp.argmin(xp.where(self.weights > 0, self.variance, np.inf))
         usual = xp.average(self.errors**2, weights=self.weights)
@@ -162,11 +169,13 @@ class _Rows(NamedTuple):
 
 
 def _likeliest(rows: _Rows, floor: Float[AnyArray, ""]) -> tuple[Float[AnyArray, ""], Float[AnyArray, ""]]:
-    """The factor of the greatest likelihood, with the prior's rows, and the log of it."""
+    """The factor of the greatest likelihood, prior rows included, and twice its log likelihood up to a constant."""
     variance, usual = rows.variance + floor, rows.usual + floor
     xp, squares, df = namespace(variance), rows.errors**2 / variance, rows.df
 
     def step(factor: Float[AnyArray, ""]) -> Float[AnyArray, ""]:
+        # Normal errors: factor = mean(e^2 / v). Student t errors, a step of EM: factor' = mean(w e^2 / v), w = (df + 1)
+        # / (df + e^2 / (factor v)).
         precision = 1.0 if df is None else (df + 1) / (df + squares / factor)
         total = xp.sum(rows.weights * precision * squares)
         return (_PRIOR_ROWS * rows.usual / usual + total) / (_PRIOR_ROWS + rows.number)
@@ -180,7 +189,7 @@ def _likeliest(rows: _Rows, floor: Float[AnyArray, ""]) -> tuple[Float[AnyArray,
 
 
 def _ratio_of_intervals(rows: _Rows, factor: Float[AnyArray, ""], floor: Float[AnyArray, ""]) -> Float[AnyArray, ""]:
-    """How many times as wide the intervals must be to hold as many rows, the prior's among them, as they say."""
+    """How many times as wide the 90 % intervals must be to hold 90 % of the rows, prior rows included."""
     xp, df = namespace(rows.variance), rows.df
     widths = xp.sqrt(factor * (rows.variance + floor))
     reach = _REACH if df is None else student_t.icdf(jnp.full_like(df, (1 + _LEVEL) / 2), df)
@@ -188,6 +197,6 @@ def _ratio_of_intervals(rows: _Rows, factor: Float[AnyArray, ""], floor: Float[A
     prior = xp.asarray(_PRIOR_ERRORS / _REACH, ratios.dtype) * xp.sqrt(rows.usual / (factor * (rows.usual + floor)))
     ratios, weights = (xp.concatenate(parts) for parts in ((ratios, prior), (rows.weights, xp.ones_like(prior))))
     order = xp.argsort(ratios)
-    # Of equal weights the j-th smallest has the place j, from 0 on.
+    # With weights of 1, the j-th smallest ratio has the place j, counted from 0.
     places = xp.cumsum(weights[order]) - (weights[order] + 1) / 2
     return xp.interp(_LEVEL * (rows.number + _PRIOR_ROWS - 1), places, ratios[order])

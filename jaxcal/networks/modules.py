@@ -1,6 +1,6 @@
-"""Networks, from which the predictors are put together.
+"""Networks, from which the predictors are built.
 
-Written for one point, [d] -> [k]; rows come from `jax.vmap`, seeds and folds from another one around it.
+Each is written for one point, [d] -> [k]. `jax.vmap` maps it over rows, and another `jax.vmap` over seeds and folds.
 """
 
 import math
@@ -18,15 +18,16 @@ from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 from jaxcal import _functions, _random
 from jaxcal._numpy import AnyArray, in_jax, namespace
 
-# Of a target with variance 1: no predicted std is below a thousandth of the target's, or a ten thousandth.
+# For a target of variance 1: every predicted std is at least a thousandth of the target's std, or a ten-thousandth in
+# the alternating form.
 _VARIANCE_FLOOR, _ALTERNATING_FLOOR = 1e-6, 1e-8
-# Activations as NumPy has them.
+# Activations as functions of NumPy.
 _BY_NUMPY: dict[Any, Callable] = {
     "jax.nn.relu": lambda x: np.maximum(x, 0),
     "jax.nn.tanh": np.tanh,
     "jax.nn.identity": lambda x: x,
 }
-# Of concrete dropout: the initial rates, and the temperature of its masks, the paper's.
+# For concrete dropout: the initial rate, and the temperature of the masks, as in the paper.
 _FIRST_RATE, _TEMPERATURE = 0.1, 0.1
 
 
@@ -41,9 +42,9 @@ class FeedForward(eqx.Module):
         hidden: the widths of the hidden layers; none gives a linear model.
         out_size: number of outputs k, or "scalar" for an output of shape ().
         key: random key of the initial weights.
-        activation: applied after every hidden layer; or several, one for each of them. To be pickled, those that are
-            not of jax.nn or jax.numpy must be functions with a name.
-        dtype: of the weights; the default float where None.
+        activation: the function applied after every hidden layer, or a sequence with one for each. To be pickled, a
+            function that is not of jax.nn or jax.numpy must have a name.
+        dtype: of the weights; None takes the default float.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -53,7 +54,7 @@ class FeedForward(eqx.Module):
     """
 
     layers: tuple[eqx.nn.Linear, ...]
-    # By name, where they are functions of JAX.
+    # Functions of JAX are kept by name.
     activation_names: tuple[str | Callable, ...] = eqx.field(static=True)
 
     def __init__(
@@ -78,16 +79,16 @@ class FeedForward(eqx.Module):
 
     @property
     def activations(self) -> tuple[Callable, ...]:
-        """What is applied after every hidden layer."""
+        """The functions that are applied after every hidden layer."""
         return tuple(map(_functions.function_of, self.activation_names))
 
     @property
     def in_numpy(self) -> bool:
-        """Whether NumPy knows what is applied after every hidden layer."""
+        """Whether NumPy has all functions that are applied after hidden layers."""
         return all(name in _BY_NUMPY for name in self.activation_names)
 
     def of_rows(self, x: Float[AnyArray, "n d"]) -> Float[AnyArray, "..."]:
-        """The outputs at rows, [n, k] or [n]; of networks that are stacked along an axis m, [m, n, k] or [m, n]."""
+        """The outputs at rows, [n, k] or [n]; networks stacked along an axis m give [m, n, k] or [m, n]."""
         xp, layers = namespace(x), cast(Any, self.layers)
         x = x.reshape((1,) * (layers[0].weight.ndim - 2) + x.shape)
         of_numpy = [_BY_NUMPY.get(name) for name in self.activation_names]
@@ -108,23 +109,24 @@ class FeedForward(eqx.Module):
     ) -> tuple[Float[Array, " width"], ...]:
         """The activations of every hidden layer at one point, from the first layer to the last.
 
-        With a key, each is 0 with probability `rate` and else divided by 1 - rate; the key alone decides which.
+        With a key, each activation is 0 with probability `rate`, and otherwise divided by 1 - rate. The key alone
+        decides which are 0.
         """
         dropout = eqx.nn.Dropout(rate, inference=key is None)  # pyright: ignore[reportArgumentType]
         hidden = self.layers[:-1]
         keys = [None] * len(hidden) if key is None else jax.random.split(key, len(hidden))
-        found = []
+        activations = []
         for layer, activation, layer_key in zip(hidden, self.activations, keys, strict=True):
             x = dropout(activation(layer(x)), key=layer_key)
-            found.append(x)
-        return tuple(found)
+            activations.append(x)
+        return tuple(activations)
 
 
 class NormalNetwork(eqx.Module):
     """The mean and the variance of a normal distribution: one network with two outputs, or two networks with one each.
 
-    The variance is softplus(output) + floor, for targets of variance 1: the floor is 1e-6 where one network learns
-    both, as in deep ensembles, and 1e-8 where two are trained alternately, as in USNRT's code.
+    The variance is softplus(output) + floor, for targets of variance 1. The floor is 1e-6 where one network learns both
+    moments, as in deep ensembles. It is 1e-8 where two networks are trained alternately, as in USNRT's code.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -138,14 +140,14 @@ class NormalNetwork(eqx.Module):
 
     @property
     def in_numpy(self) -> bool:
-        """Whether NumPy can predict by it."""
+        """Whether NumPy can predict with it."""
         return all(network.in_numpy for network in self.networks)
 
     def of_rows(self, x: Float[AnyArray, "n d"]) -> tuple[Float[AnyArray, "*m n"], Float[AnyArray, "*m n"]]:
-        """The means and the variances at rows; of stacked networks with a leading axis."""
-        found = [network.of_rows(x) for network in self.networks]
-        mean, output = found if len(found) > 1 else (found[0][..., 0], found[0][..., 1])
-        return mean, as_variance(output, alternating=len(found) > 1)
+        """The means and the variances at rows; stacked networks give them a leading axis."""
+        outputs = [network.of_rows(x) for network in self.networks]
+        mean, output = outputs if len(outputs) > 1 else (outputs[0][..., 0], outputs[0][..., 1])
+        return mean, as_variance(output, alternating=len(outputs) > 1)
 
     def __call__(self, x: Float[Array, " d"]) -> tuple[Float[Array, ""], Float[Array, ""]]:
         """The mean and the variance at one point."""
@@ -156,8 +158,9 @@ class NormalNetwork(eqx.Module):
 class ConcreteNetwork(eqx.Module):
     """A network with dropout of the inputs of every layer, each at a rate that is learned with the weights.
 
-    Gal, Hron & Kendall, "Concrete Dropout", NeurIPS 2017. An input is multiplied by z / (1 - p), where z is a
-    continuous stand-in for what is 0 with probability p, and else 1: with u uniform and temperature t = 0.1 (eq. 5),
+    Gal, Hron & Kendall, "Concrete Dropout", NeurIPS 2017. An input is multiplied by z / (1 - p), where z is continuous.
+    It replaces a variable that is 0 with probability p and 1 otherwise. Its equation has u uniform and temperature t =
+    0.1 (eq. 5),
 
         z = 1 - sigmoid((log(p / (1 - p)) + log(u / (1 - u))) / t).
 
@@ -190,21 +193,22 @@ class ConcreteNetwork(eqx.Module):
         keys = [None] * len(layers) if key is None else jax.random.split(key, len(layers))
         for layer, activation, logit, layer_key in zip(layers, activations, self.rate_logits, keys, strict=True):
             if layer_key is not None:
-                # log(u / (1 - u)) has the logistic distribution, which is symmetric.
+                # log(u / (1 - u)) has the logistic distribution, which is symmetric: z = sigmoid((noise - logit(p)) /
+                # t). And 1 - p = sigmoid(-logit(p)).
                 noise = jax.random.logistic(layer_key, x.shape, x.dtype)
                 x = x * jax.nn.sigmoid((noise - logit) / _TEMPERATURE) / jax.nn.sigmoid(-logit)
             x = activation(layer(x))
         return x
 
     def divergence(self, length_scale: ArrayLike) -> Float[Array, ""]:
-        """The Kullback-Leibler divergence from a normal prior N(0, 1 / length_scale^2) of all weights, but a constant.
+        """The Kullback-Leibler divergence from a normal prior N(0, 1 / length_scale^2) of all weights, plus a constant.
 
-        For layers of K inputs, with weights W and rate p, the sum of (eq. 3 and 4, whose M is W / (1 - p))
+        It is a sum over layers of K inputs, with weights W and rate p (eq. 3 and 4, whose M is W / (1 - p)):
 
             length_scale^2 |W|^2 / (2 (1 - p)) - K H(p),    H(p) = -p log p - (1 - p) log(1 - p).
         """
         dropped, kept = self.rates, jax.nn.sigmoid(-self.rate_logits)
-        # Finite where a rate underflows.
+        # H(p) = -p log p - (1 - p) log(1 - p), by log_sigmoid: finite where a rate underflows.
         entropy = -dropped * jax.nn.log_sigmoid(self.rate_logits) - kept * jax.nn.log_sigmoid(-self.rate_logits)
         squares = jnp.stack([jnp.sum(layer.weight**2) for layer in self.network.layers])
         num_inputs = jnp.array([layer.weight.shape[1] for layer in self.network.layers], entropy.dtype)
@@ -212,7 +216,7 @@ class ConcreteNetwork(eqx.Module):
 
 
 def at_rows(network: Any, x: Float[AnyArray, "n d"]) -> Any:
-    """What a network gives at rows, by the library of x's arrays."""
+    """A network's outputs at rows, by NumPy or JAX as x is."""
     return network.of_rows(x) if namespace(x) is np else jax.vmap(network)(x)
 
 
@@ -223,14 +227,15 @@ def as_variance(output: Float[AnyArray, "*n"], *, alternating: bool) -> Float[An
 
 @cache
 def _linear(fan_in: int, fan_out: int | Literal["scalar"], dtype: DTypeLike) -> eqx.nn.Linear:
-    """A layer without values."""
+    """A layer that has shapes and dtypes, but no values."""
     return eqx.filter_eval_shape(eqx.nn.Linear, fan_in, fan_out, dtype=dtype, key=jax.random.key(0))
 
 
 def _with_keras_initial_values(layers: Sequence[eqx.nn.Linear], key: PRNGKeyArray) -> tuple[eqx.nn.Linear, ...]:
-    """Layers with Keras's initial values, of shapes alone."""
+    """Layers with Keras's initial values; the given layers have shapes alone."""
 
     def initial(layer: eqx.nn.Linear, draws: Float[AnyArray, " size"]) -> eqx.nn.Linear:
+        # W ~ U(-l, l) with l = sqrt(6 / (fan_in + fan_out)), and b = 0; draws ~ U(-1, 1)
         limit = math.sqrt(6 / sum(layer.weight.shape))
         weight = limit * draws.reshape(layer.weight.shape)
         return eqx.tree_at(lambda l: (l.weight, l.bias), layer, (weight, namespace(weight).zeros_like(weight[:, 0])))

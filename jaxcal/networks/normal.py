@@ -1,6 +1,6 @@
 """Networks of means and variances, alone or in an ensemble: how they are trained and what they predict.
 
-`variance_network.fit` describes what is trained, and on which loss.
+`variance_network.fit` describes the networks and their losses.
 """
 
 from collections.abc import Callable
@@ -34,14 +34,14 @@ def settle_normal(
     declared: type = TrainingOptions,
     **own: str | int | None,
 ) -> presets.Settings:
-    """The settings of networks of means and variances; the options are those of `variance_network.fit`."""
+    """The settings of networks of means and variances, from the options of `variance_network.fit`."""
     usnrt = presets.usnrt(num_inputs)._replace(form="alternating")
     known = {None: presets.DEFAULT, "crude": presets.CRUDE, "usnrt": usnrt}
     settings = training.settle(what, options, known, preset, declared, **own)
     _checks.check_choice("form", settings.form, ("joint", "alternating"))
     _checks.check_at_least("rounds", settings.rounds, 1)
     if settings.steps is not None and settings.form != "joint":
-        raise ValueError(f"steps={settings.steps} are those of one network: give form='joint'; got {settings.form!r}.")
+        raise ValueError(f"steps={settings.steps} trains one network: give form='joint'; got {settings.form!r}.")
     return settings
 
 
@@ -54,23 +54,23 @@ def train_normal(
     key: PRNGKeyArray,
     rows: Rows | None = None,
 ) -> tuple[Optimum, Rows]:
-    """The networks, trained, and the rows they were trained on: those given, or x and y divided by the key.
+    """The trained networks, and the rows they were trained on: the given `rows`, or x and y divided by the key.
 
-    Indicators are described by `training.split`.
+    `training.split` describes the indicators.
     """
     split_key, train_key = _random.split(key)
     if rows is None:
         rows = training.split(x, y, settings, split_key, indicators=indicators)
     if settings.form == "joint":
         return _joint(rows, settings, train_key), rows
-    # Arrays: another rate compiles no new program.
+    # The rates are arrays: another value compiles no new program.
     _checks.check_positive("learning_rate", settings.learning_rate)
     rates = {name: jnp.asarray(getattr(settings, name)) for name in ("learning_rate", "weight_decay")}
     return _alternating(rows, settings._replace(**rates), train_key), rows
 
 
 def as_normal(moments: tuple[Float[AnyArray, " n"], Float[AnyArray, " n"]], y_scaler: Standardizer) -> Normal:
-    """The distributions of standardized means and variances, in the unit of the data."""
+    """Normal distributions in the unit of the data, from standardized means and variances."""
     mean, variance = moments
     return Normal(y_scaler.inverse(mean), y_scaler.scale[None] * namespace(variance).sqrt(variance))
 
@@ -78,7 +78,7 @@ def as_normal(moments: tuple[Float[AnyArray, " n"], Float[AnyArray, " n"]], y_sc
 def as_mixture(
     means: Float[AnyArray, "m n"], variances: Float[AnyArray, "m n"], widening: Widening | None, y_scaler: Standardizer
 ) -> Mixture:
-    """The mixture of members, widened as a whole."""
+    """The mixture of the members, widened as a whole."""
     if widening is not None:
         means, variances = widening.of_members(means, variances)
     members = as_normal((means.ravel(), variances.ravel()), y_scaler)
@@ -95,7 +95,10 @@ def _joint(rows: Rows, settings: presets.Settings, key: PRNGKeyArray) -> Optimum
 
 
 def _alternating(rows: Rows, settings: presets.Settings, key: PRNGKeyArray) -> Optimum:
-    """Two networks, trained alternately: by the host where it may, else by one program, which holds its loops once."""
+    """Two networks, trained alternately: from Python where possible, else in one program.
+
+    The program holds the loops of each training once.
+    """
     return (_alternating_rows if can_be_filled(rows, key) else _program_of_rows)(rows, settings, key)
 
 
@@ -123,9 +126,10 @@ def alternate(
 ) -> Optimum:
     """A network for the mean and one for the variance, trained alternately, in every round from new weights.
 
-    `data` are the rows (x, y) to train on, and those to stop by, of which there are `num_rows`. With `anew` every
-    training divides them anew, so that the variance learns from residuals of rows, too, that the mean was not trained
-    on; else nothing is trained on the rows to stop by, which can tell by how much the variance is too small.
+    `data` are the rows (x, y) to train on and the rows to stop by; `num_rows` are their numbers. With `anew`, every
+    training divides the rows again. The variance then also learns from residuals of rows that the mean was not trained
+    on. Without `anew`, nothing is trained on the rows to stop by. They can then show by how much the variance is too
+    small.
     """
     x, y, variances = _joined(*data)
     lengths = tuple(part.shape[0] for _, part in data)
@@ -146,18 +150,18 @@ def alternate(
         return _variances(variance.params, x, errors, widened_by), (mean, variance)
 
     if not can_be_filled(data, key):
-        # A loop: the compiled program holds both trainings once, whatever the number of rounds.
+        # In a loop the compiled program holds both trainings once, whatever the number of rounds.
         return _last(lax.scan(one_round, carried(variances), jax.random.split(key, (rounds, 6)))[1])
     keys, optima = _random.split(key, 6 * rounds), []
     for first in range(0, len(keys), 6):
-        variances, found = one_round(variances, keys[first : first + 6])
-        optima.append(found)
+        variances, optimum = one_round(variances, keys[first : first + 6])
+        optima.append(optimum)
     return _last(stacked(optima))
 
 
 @numpy_or_jit
 def _joined(train: tuple, validation: tuple) -> tuple:
-    """The rows (x, y) of both parts together, and variances of 1."""
+    """The rows (x, y) of both parts together, and a variance of 1 for each."""
     xp = namespace(train[1])
     x, y = (xp.concatenate(parts) for parts in zip(train, validation, strict=True))
     return x, y, xp.ones_like(y)
@@ -171,7 +175,7 @@ def with_unit_variances(*parts: tuple) -> tuple[tuple, ...]:
 
 @numpy_or_jit
 def errors_of(network: FeedForward, x: Float[AnyArray, "n d"], y: Float[AnyArray, " n"]) -> Float[AnyArray, " n"]:
-    """Of a network of the mean."""
+    """The errors y - m(x) of a network of the mean."""
     return y - at_rows(network, x)
 
 
@@ -182,23 +186,26 @@ def _variances(
     errors: Float[AnyArray, " n"],
     widened_by: tuple[int, ArrayLike] | None,
 ) -> Float[AnyArray, " n"]:
-    """What the next mean weighs its rows by: widened by the held-out ones, from a first place on and so many."""
+    """The variances that weigh the rows of the next mean; with `widened_by`, the held-out rows widen them.
+
+    `widened_by` is the place of the first held-out row, and their number.
+    """
     variances = as_variance(at_rows(network, x), alternating=True)
     if widened_by is None:
         return variances
     first, number = widened_by
-    # Rows that were learned by heart have a small variance, and would count for everything.
+    # The network may memorize rows: their variance is then small, and they would have nearly all the weight.
     there = namespace(errors).arange(len(errors) - first) < number
     widening = Widening.of(variances[first:], errors[first:], weights=there.astype(errors.dtype))
-    # Without its least variance: these rows are not far from all.
+    # factor (v + floor), without the least variance: none of these rows lies far from all others.
     return widening.factor * (variances + widening.floor)
 
 
 @numpy_or_jit
 def _last(optima: tuple[Optimum, Optimum]) -> Optimum:
-    """The networks of mean and variance of the last round, and how all of them went."""
+    """The networks of the last round, with the steps of all trainings and their worst result."""
     mean, variance = jax.tree.map(lambda leaf: leaf[-1], optima)
-    # A later result code is a worse one.
+    # A larger result code is a worse one.
     xp = namespace(mean.steps)
     steps, result = (xp.stack([getattr(o, name) for o in optima]) for name in ("steps", "result"))
     return Optimum(NormalNetwork((mean.params, variance.params)), variance.loss, steps.sum(), result.max())
@@ -208,10 +215,14 @@ def _last(optima: tuple[Optimum, Optimum]) -> Optimum:
 def _divide(
     rows: tuple, draws: Float[AnyArray, " n"], lengths: tuple[int, int], num_rows: tuple[ArrayLike, ArrayLike]
 ) -> tuple[tuple, tuple]:
-    """A random division into two parts of so many rows, padded to these lengths, as the rows are that come in."""
+    """A random division of the rows into two parts of `num_rows` rows, padded to `lengths`.
+
+    The incoming rows are padded in the same way.
+    """
     xp = namespace(draws)
     places = [xp.arange(length) for length in lengths]
     is_there = xp.concatenate([place < number for place, number in zip(places, num_rows, strict=True)])
+    # The draws are in [0, 1): padding, with 2, comes last.
     order = xp.argsort(xp.where(is_there, draws, 2), stable=True)
     chosen = order[places[0]], order[xp.minimum(num_rows[0] + places[1], order.shape[0] - 1)]
     training, validation = (jax.tree.map(lambda part, at=at: part[at], rows) for at in chosen)
@@ -221,7 +232,7 @@ def _divide(
 def _negative_log_likelihood(
     network: NormalNetwork, rows: XY, key: PRNGKeyArray | None, *, beta: Float[Array, ""]
 ) -> Float[AnyArray, " n"]:
-    """That of every row; in training times its variance to the power beta, which is held fixed."""
+    """The negative log likelihood of every row; in training it is multiplied by v^beta, which is held fixed."""
     x, y = rows
     mean, variance = at_rows(network, x)
     loss = -normal.log_prob(y, mean, jnp.sqrt(variance))
@@ -229,13 +240,13 @@ def _negative_log_likelihood(
 
 
 def weighted_squared_error(network: FeedForward, rows: tuple, key: PRNGKeyArray | None) -> Float[AnyArray, " n"]:
-    """Over the variance of every row, which comes after x and y."""
+    """The squared error of every row over its variance, which comes after x and y."""
     *xy, variance = rows
     return training.squared_error(network, tuple(xy), key) / variance
 
 
 def residual_negative_log_likelihood(network: FeedForward, rows: XY, key: PRNGKeyArray | None) -> Float[AnyArray, " n"]:
-    """Of residuals, by a network of their variance."""
+    """The negative log likelihood of residuals under N(0, v(x)), with a network of the variance v."""
     x, residual = rows
     std = namespace(residual).sqrt(as_variance(at_rows(network, x), alternating=True))
     return -normal.log_prob(residual, 0.0, std)

@@ -1,4 +1,4 @@
-"""The settings of the training of networks: jaxcal's own, under None, and those of the papers."""
+"""The settings for training networks: jaxcal's own, under None, and the settings of papers."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar, cast
@@ -14,22 +14,22 @@ S = TypeVar("S")
 
 
 class Settings(NamedTuple):
-    """Every option of `training.StepOptions`, with a value, and what jaxcal's own settings have besides.
+    """Every option of `training.StepOptions`, with a value, and further settings, which are not options.
 
-    The values here are those that papers' settings begin from.
+    The default values here are the base of the papers' settings.
 
     Attributes:
-        batch_size: rows a step; None for a number that grows with that of all rows.
-        plateau_decay: of the learning rate, where the validation loss does not improve for half of the patience.
+        batch_size: rows a step; None for a number that grows with the number of all rows.
+        plateau_decay: factor of the learning rate where the validation loss does not improve for half of the patience.
         scale_inputs: whether a scale for every input is trained with the weights.
-        log_tails: whether the tails of the inputs are logarithmic, `preprocessing.LogTails`.
+        log_tails: whether the inputs have logarithmic tails, `preprocessing.LogTails`.
         beta: the power of the variance that weighs the likelihood of a row, `normal.train_normal`.
         calibrate: whether the std is scaled by the validation set, `held_out.Widening`.
-        variance_activation: of the variance's own network, in the alternating form.
-        form: of a network of means and variances, and
-        rounds: see `variance_network.fit`.
-        what: the fit that trains, and
-        instead: what to do where a derivative through the training is asked for, as `_checks.without_derivative` says.
+        variance_activation: the activation of the variance's own network, in the alternating form.
+        form: of a network of means and variances, as in `variance_network.fit`.
+        rounds: of the alternating form, as in `variance_network.fit`.
+        what: the name of the fit that trains, for messages.
+        instead: the advice where a derivative through the training is asked for, as in `_checks.without_derivative`.
     """
 
     hidden: tuple[int, ...] = (64, 64)
@@ -55,7 +55,7 @@ class Settings(NamedTuple):
 
 
 class NeuralProcess(NamedTuple):
-    """What a preset of `neural_process.fit` decides."""
+    """The settings that a preset of `neural_process.fit` decides."""
 
     max_iterations: int = 10_000
     learning_rate: ArrayLike = 1e-3
@@ -63,7 +63,7 @@ class NeuralProcess(NamedTuple):
 
 
 class NeuralQuantiles(NamedTuple):
-    """What a preset of `neural_quantiles.fit` decides."""
+    """The settings that a preset of `neural_quantiles.fit` decides."""
 
     max_epochs: int = 1000
     pretraining_epochs: int = 500
@@ -81,7 +81,7 @@ class ACCRUE(NamedTuple):
     learning_rate: ArrayLike = 0.01
 
 
-# Chosen by the errors on data sets of all kinds: `benchmarks/tables/predictors.py`.
+# These values are chosen by the errors on data sets of all kinds: `benchmarks/tables/predictors.py`.
 DEFAULT = Settings(
     learning_rate=6e-3,
     batch_size=None,
@@ -98,7 +98,7 @@ RIO = Settings()
 # Zelikman et al., "CRUDE: Calibrating Regression Uncertainty Distributions Empirically", appendix A.
 CRUDE = Settings(hidden=(1024, 1024, 1024), learning_rate=1e-4, weight_decay=0.01)
 # Qiu, Meyerson & Miikkulainen, "Quantifying Point-Prediction Uncertainty in Neural Networks via Residual Estimation
-# with an I/O Kernel", appendix D.1, with the least std of the code of Kim et al., "Attentive Neural Processes".
+# with an I/O Kernel", appendix D.1. The least std is from the code of Kim et al., "Attentive Neural Processes".
 NEURAL_PROCESS = {None: NeuralProcess(), "paper": NeuralProcess(2000, 1e-4, 0.1)}
 # Capone, Hirche and Pleiss, "Sharp Calibrated Gaussian Processes", section 7.
 NEURAL_QUANTILES = {None: NeuralQuantiles(), "paper": NeuralQuantiles(200, 2000, 0.0)}
@@ -110,11 +110,11 @@ def usnrt(num_inputs: int) -> Settings:
     return Settings(hidden=hidden, learning_rate=0.01, batch_size=64, variance_activation=jnp.tanh)
 
 
-def settle(known: Mapping[str | None, S], preset: str | None, **given: Any) -> S:
-    """The options that were given, and those of the preset in place of None.
+def settle(known: Mapping[str | None, S], preset: str | None, **options: Any) -> S:
+    """The given options, and the preset's values in place of None.
 
     Raises:
         ValueError: if there is no such preset.
     """
     _checks.check_choice("preset", preset, tuple(known))
-    return cast(Any, known[preset])._replace(**{name: value for name, value in given.items() if value is not None})
+    return cast(Any, known[preset])._replace(**{name: value for name, value in options.items() if value is not None})

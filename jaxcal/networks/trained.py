@@ -1,4 +1,4 @@
-"""What the trained networks of all methods have in common."""
+"""The base classes of the trained networks of all methods."""
 
 import abc
 from collections.abc import Callable
@@ -27,7 +27,7 @@ F = TypeVar("F", bound="TrainedNetwork")
 
 
 class TrainedNetwork(eqx.Module, Generic[D]):
-    """A network, trained on standardized data: the base of what the `fit` of a method returns.
+    """A network trained on standardized data: the base of the classes that the methods' `fit` returns.
 
     Attributes:
         columns: what the columns of the training inputs were.
@@ -43,7 +43,7 @@ class TrainedNetwork(eqx.Module, Generic[D]):
 
     @classmethod
     def of(cls: type[F], columns: Columns, rows: Rows, optimum: Optimum, settings: Settings, **own: Any) -> F:
-        """What `fit` returns: the parts that all methods have, from a training, and the method's own.
+        """The module that `fit` returns, from the results of a training and the method's own parts.
 
         Raises:
             FloatingPointError: if the training diverged, and the settings say to throw.
@@ -52,7 +52,7 @@ class TrainedNetwork(eqx.Module, Generic[D]):
         return cls(columns=columns, x_scaler=rows.x_scaler, y_scaler=rows.y_scaler, training=training, **own)
 
     def __call__(self, x: Table) -> D:
-        """The predictions at the rows of x; the same for a row whatever the others are.
+        """The predictions at the rows of x; a row's prediction does not depend on the other rows.
 
         Args:
             x: inputs [n, d], or a data frame, as `Columns.table` takes them; a vector [n] is one column.
@@ -64,7 +64,7 @@ class TrainedNetwork(eqx.Module, Generic[D]):
 
     @property
     def in_numpy(self) -> bool:
-        """Whether NumPy can predict by it."""
+        """Whether NumPy can predict with it."""
         return False
 
     @abc.abstractmethod
@@ -82,29 +82,30 @@ def _predict(fitted: TrainedNetwork[D], x: Float[AnyArray, "n d"]) -> D:
 
 
 class WidenedNetwork(TrainedNetwork[D]):
-    """A network whose variance is made that of new rows by its validation set.
+    """A network whose variance is corrected to the variance of new rows by its validation set.
 
     Attributes:
-        widening: what does so; None with a preset.
+        widening: this correction; None with a preset.
     """
 
     widening: Widening | None
 
     @classmethod
     def of(cls: type[F], columns: Columns, rows: Rows, optimum: Optimum, settings: Settings, **own: Any) -> F:
-        """As `TrainedNetwork.of`; with settings that calibrate, widened by the validation set."""
+        """As `TrainedNetwork.of`; if the settings calibrate, the validation set widens the variance."""
         fitted = super().of(columns, rows, optimum, settings, widening=None, **own)
         return replace(fitted, widening=_widening(fitted, rows.validation)) if settings.calibrate else fitted
 
     @abc.abstractmethod
     def _moments(self, x: Float[AnyArray, "n d"]) -> tuple[Float[AnyArray, " n"], ...]:
-        """The mean and the variance, not widened, at standardized inputs; of Student t the squared scale, and df."""
+        """The mean and the variance before widening, at standardized inputs; for Student t the squared scale and df."""
 
 
 def weighing_held_out_rows(program: Callable[..., T]) -> Callable[..., T]:
-    """What a program of a model, of held-out rows and their weights gives, one program for nearby numbers of them.
+    """Pad the held-out rows of a program of (model, rows, weights), so that nearby numbers of rows share a program.
 
-    The rows that fill up have the weight 0. On an accelerator, and in a transformation, all weights are None.
+    The padding has the weight 0. On an accelerator, and in a transformation, nothing is padded and the weights are
+    None.
     """
 
     @wraps(program)

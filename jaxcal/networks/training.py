@@ -1,4 +1,4 @@
-"""How networks are trained: the options, the validation set, the optimizer and the record of it."""
+"""How networks are trained: the options, the validation set, the optimizer and the record of the training."""
 
 import inspect
 import math
@@ -28,41 +28,44 @@ P = ParamSpec("P")
 T = TypeVar("T")
 N = TypeVar("N", bound=eqx.Module)
 
-# What to do where a derivative of a training until it stops is asked for, of a method that takes steps and of others.
-GIVE_STEPS = "give steps= for so many full-batch steps, which have derivatives"
-TAKE_ANOTHER = "take mlp.fit or variance_network.fit with steps= for so many full-batch steps, which have derivatives"
+# The advice where a derivative through a training with early stopping is asked for: for methods that take steps, and
+# for the others.
+GIVE_STEPS = "give steps=, a number of full-batch steps, which have derivatives"
+TAKE_ANOTHER = "take mlp.fit or variance_network.fit with steps=, a number of full-batch steps, which have derivatives"
 
-# How much faster the scales of inputs move than weights do.
+# The scales of inputs move this many times as fast as weights.
 _SPEED_OF_SCALES = 6.0
 
-# Of a batch by default, doubled as often as an epoch would have more steps: rows then cost less than in proportion,
-# and errors are no greater.
+# The default batch size, and the most steps of an epoch: the batch size is doubled until an epoch has no more. Many
+# rows then cost less than in proportion, and errors are no greater.
 _ROWS_OF_A_BATCH, _STEPS_OF_AN_EPOCH = 32, 256
 
 
 class TrainingOptions(TypedDict, total=False):
-    """The options of every fit that trains networks; one that is None has its default.
+    """The options of every fit that trains networks; an option that is None has its default.
 
-    Inputs and target are standardized by the data given, so y -> a y + b changes the prediction exactly so, up to
-    rounding. A random fraction of the data is the validation set: training stops when its loss has not improved for
-    `patience` epochs, and the weights of the best epoch are kept. No derivative passes through such a training.
+    Inputs and target are standardized by the data given. So y -> a y + b changes the prediction in exactly this way, up
+    to rounding. A random fraction of the data is the validation set. Training stops when the validation loss has not
+    improved for `patience` epochs, and the weights of the best epoch are kept. No derivative passes through such a
+    training.
 
-    By default the inputs have logarithmic tails (`preprocessing.LogTails`), and a scale for each of them is
-    trained with the weights, faster than these, so that a network learns early which inputs matter (Holzmüller,
-    Grinsztajn & Steinwart, "Better by Default", NeurIPS 2024). In the settings of papers, their presets, there is
-    neither, `learning_rate` stays as it is, and it and `patience` are those of the paper, or 1e-3 and 10 where it names
-    none.
+    By default the inputs have logarithmic tails (`preprocessing.LogTails`). A scale for each input is trained with the
+    weights, but moves faster. The network then learns early which inputs matter (Holzmüller, Grinsztajn & Steinwart,
+    "Better by Default", NeurIPS 2024).
+
+    The presets are the settings of papers, and have neither. Their `learning_rate` stays constant. It and `patience`
+    are the paper's, or 1e-3 and 10 where the paper names none.
 
     Attributes:
         hidden: widths of the hidden layers (default 64, 64).
-        learning_rate: of the optimizer (default 6e-3), at first: it is quartered where the validation loss has not
+        learning_rate: of the optimizer, at first (default 6e-3). It is quartered where the validation loss has not
             improved for half of `patience` epochs.
         weight_decay: an L2 penalty on all weights and biases (default 0).
-        batch_size: data points a step (default 32, doubled as often as an epoch would have more than 256 steps).
-        max_epochs: number of epochs to stop at, of each training (default 1000).
-        patience: epochs without improvement to stop at (default 50).
-        validation_fraction: fraction of the n data points in the validation set, n - floor(n (1 - fraction)) of them
-            (default 0.2).
+        batch_size: data points a step (default 32, doubled until an epoch has at most 256 steps).
+        max_epochs: the most epochs of each training (default 1000).
+        patience: training stops after this many epochs without improvement (default 50).
+        validation_fraction: fraction of the n data points in the validation set (default 0.2), n - floor(n (1 -
+            fraction)) data points.
         throw: whether to raise if training diverges (default True); the module's `training.result` says so in any case.
 
     Raises:
@@ -83,28 +86,28 @@ class TrainingOptions(TypedDict, total=False):
 
 
 class StepOptions(TrainingOptions, total=False):
-    """The options of a fit that derivatives can pass through: those of `TrainingOptions`, and a number of steps.
+    """The options of a fit that derivatives can pass through: `TrainingOptions`, a number of steps and a network.
 
-    With `steps` the method's optimizer takes so many steps from the `initial` network, every one of them on all data
-    points: there is no validation set, and nothing to stop by; no scales of the inputs are trained. What is trained is
-    then a function of x and y, of the initial weights, of `learning_rate` and of `weight_decay`, and has derivatives in
-    them, for a training inside of another optimization. They are those of the steps that were taken, not of an
-    optimum. The reverse mode keeps the weights of every step, and computes its activations anew. Another number of
-    steps compiles anew.
+    With `steps` the method's optimizer takes this number of steps from the `initial` network, each on all data points.
+    There is no validation set and no early stopping, and no scales of the inputs are trained. The trained network is
+    then a function of x, y, the initial weights, `learning_rate` and `weight_decay`. It has derivatives in all of them,
+    for a training inside another optimization. They are derivatives of the steps that were taken, not of an optimum.
+    The reverse mode keeps the weights of every step, and computes the activations again. Another number of steps
+    compiles anew.
 
-    Adam divides a gradient by its own size: a derivative is large where a gradient is nearly 0. It is finite where a
-    weight has none at all, as those of a unit that is never active.
+    Adam divides a gradient by its own size, so a derivative is large where a gradient is nearly 0. A derivative is
+    finite where a weight has no gradient at all, as in a unit that is never active.
 
     Attributes:
         steps: number of steps; None (the default) for a training that the validation set stops.
-        initial: the network to start from, such as the `network` of a module that was fitted before, for inputs and
-            targets as its scalers give them; where None one with random weights.
+        initial: the network to start from, such as the `network` of a module that was fitted before. It maps
+            standardized inputs to standardized targets, as the module's scalers give them. None takes a network with
+            random weights.
 
     Raises:
-        TypeError: if `initial` is no such network.
-        ValueError: if steps is negative; if an option is given, too, that has no part in steps: batch_size, max_epochs,
-            patience, validation_fraction, and hidden beside `initial`; if `initial` is given without steps, or has
-            another number of inputs or outputs.
+        TypeError: if `initial` is another kind of network.
+        ValueError: if steps is negative, or comes with batch_size, max_epochs, patience or validation_fraction. Also if
+            `initial` comes with hidden or without steps, or has another number of inputs or outputs.
 
     Example:
         >>> import equinox as eqx, jax, jax.numpy as jnp, jaxcal as jc
@@ -143,10 +146,10 @@ class TrainingRecord(eqx.Module):
     """How the training of a network went.
 
     Attributes:
-        epochs: how many epochs were run; of several trainings, all together. A full-batch step is one.
-        validation_loss: the lowest mean loss of the validation set, for a standardized target; of several trainings,
-            that of the last. None where there was no validation set.
-        result: how it ended, one of `jaxcal.optimize.Result`; of several trainings, the worst.
+        epochs: number of epochs, of all trainings together where there are several. A full-batch step is one epoch.
+        validation_loss: the lowest mean loss of the validation set, for a standardized target. After several trainings
+            it is the loss of the last one. None where there was no validation set.
+        result: how training ended, one of `jaxcal.optimize.Result`; the worst of several trainings.
     """
 
     epochs: Int[Array, "*runs"]
@@ -179,19 +182,19 @@ def settle(
     declared: type = TrainingOptions,
     **own: Any,
 ) -> Settings:
-    """The options that were given, of training and the method's own, and those of the preset in place of the others.
+    """The given options, of training and of the method, and the preset's values in place of the others.
 
     Args:
-        what: the fit that trains, "mlp.fit".
+        what: the name of the fit that trains, such as "mlp.fit".
         options: of training.
         known: the presets.
-        preset: which of them.
-        declared: the options that there are.
-        **own: options of the method's own.
+        preset: the name of one of them.
+        declared: the class that declares all options.
+        **own: the method's own options.
 
     Raises:
         TypeError: if there is no such option.
-        ValueError: if there is no such preset, the weight decay is negative, or as `check_steps`.
+        ValueError: if there is no such preset, if the weight decay is negative, or as in `check_steps`.
     """
     if unknown := sorted({*options} - {*declared.__annotations__}):
         raise TypeError(
@@ -203,35 +206,35 @@ def settle(
     without = ("batch_size", "max_epochs", "patience", "validation_fraction")
     check_steps(settings.steps, settings.initial, **{name: options.get(name) for name in without})
     if settings.initial is not None and options.get("hidden") is not None:
-        raise ValueError("initial has hidden layers of its own: leave hidden out.")
+        raise ValueError("initial has hidden layers of its own: do not give hidden.")
     if settings.steps is not None:
-        # Steps are differentiated: a weight that is held fixed would make their derivatives wrong. And all rows are
-        # trained on.
+        # Steps are differentiated: the weight v^beta, which is held fixed, would make their derivatives wrong. And
+        # there are no validation rows, as all rows are trained on.
         settings = settings._replace(scale_inputs=False, beta=0.0, calibrate=False)
     return settings._replace(hidden=tuple(settings.hidden))
 
 
 def check_steps(steps: int | None, initial: eqx.Module | None = None, **others: object) -> None:
-    """Raise ValueError unless steps is None, as is then `initial`, or a number that comes without the others."""
+    """Raise ValueError if steps is negative or comes with the others, or if `initial` comes without steps."""
     if steps is None:
         if initial is not None:
-            raise ValueError("initial is what differentiable steps start from: give steps, too.")
+            raise ValueError("initial is the network that differentiable steps start from: give steps, too.")
         return
     _checks.check_at_least("steps", steps, 0)
     _checks.check_alone(f"steps={steps} is a training on all rows that nothing stops", **others)
 
 
 def new_network(inputs: Float[Array, "n d"], hidden: tuple[int, ...]) -> Callable[..., FeedForward]:
-    """What makes networks of such inputs, with their initial weights."""
+    """A function that makes networks for such inputs, with initial weights."""
     return partial(FeedForward, inputs.shape[1], hidden, dtype=inputs.dtype)
 
 
 def starting_network(initial: N | None, new: Callable[[], N]) -> N:
-    """The network to start from: the given one, which may differ from a new one by its hidden layers, or a new one.
+    """The network to start from: `initial`, whose hidden layers may differ from a new network's, or else a new one.
 
     Raises:
-        TypeError: if the given one is of another kind.
-        ValueError: if it has another number of inputs or outputs.
+        TypeError: if `initial` is another kind of network.
+        ValueError: if `initial` has another number of inputs or outputs.
     """
     network = new()
     if initial is None:
@@ -249,7 +252,7 @@ def starting_network(initial: N | None, new: Callable[[], N]) -> N:
 
 
 def _ends(network: eqx.Module) -> tuple[int | str, int | str]:
-    """How many inputs and outputs a network has."""
+    """The numbers of inputs and outputs of a network."""
     layers = _linear_layers(network)
     return layers[0].in_features, layers[-1].out_features
 
@@ -262,12 +265,12 @@ def _linear_layers(network: eqx.Module) -> list[eqx.nn.Linear]:
 def trainer(
     settings: Settings, optimizer: Callable[..., optax.GradientTransformation] = adam, *, restore_best: bool = True
 ) -> Callable[..., Optimum]:
-    """`train_minibatches` as the settings have it, or `train_full_batch`, to which validation rows mean nothing.
+    """`train_minibatches` with these settings, or `train_full_batch`, which does not use validation rows.
 
     Args:
         settings: of the training.
-        optimizer: a function from the learning rate.
-        restore_best: see there.
+        optimizer: a function of the learning rate.
+        restore_best: as in `train_minibatches`.
     """
     descent = Partial(optimize.with_weight_decay, optimizer=optimizer, weight_decay=jnp.asarray(settings.weight_decay))
     if settings.steps is not None:
@@ -297,14 +300,14 @@ def trainer(
 
 
 def _batch_size(num_rows: int) -> int:
-    """The default: of so many rows that an epoch has at most so many steps, which double the rows of a batch."""
+    """The default batch size: 32, doubled until an epoch has at most 256 steps."""
     return _ROWS_OF_A_BATCH * 2 ** max(math.ceil(math.log2(num_rows / _ROWS_OF_A_BATCH / _STEPS_OF_AN_EPOCH)), 0)
 
 
 def _with_scaled_inputs(
     train: Callable[..., Optimum], loss: Callable, network: eqx.Module, *data: tuple, **options: Any
 ) -> Optimum:
-    """A training of the network and of scales of its inputs, which then are part of the weights."""
+    """Train the network and scales of its inputs, which the first weights take up in the end."""
     layer = _linear_layers(network)[0]
     scaled = _ScaledInputs(network, in_jax(np.zeros(layer.weight.shape[-1:], layer.weight.dtype)))
     optimum = train(Partial(_loss_of_scaled, loss), scaled, *data, **options)
@@ -312,21 +315,22 @@ def _with_scaled_inputs(
 
 
 class _ScaledInputs(eqx.Module):
-    """A network whose inputs are multiplied by 1 + 6 s: where s is trained as the weights are, the scales move faster.
+    """A network whose inputs are multiplied by 1 + 6 s; s is trained as the weights are, so the scales move faster.
 
-    The factor is that of Holzmüller, Grinsztajn & Steinwart (2024).
+    The factor 6 is from Holzmüller, Grinsztajn & Steinwart (2024).
     """
 
     network: eqx.Module
     s: Float[AnyArray, " d"]
 
     def merged(self) -> eqx.Module:
-        """The network of the inputs as they are, whose first weights hold the scales."""
+        """The network for inputs without scales: its first weights hold the scales."""
         scales = 1 + _SPEED_OF_SCALES * self.s
 
         def scaled(node):
             if not isinstance(node, FeedForward):
                 return node
+            # W (x * scales) = (W * scales) x
             return eqx.tree_at(lambda n: n.layers[0].weight, node, node.layers[0].weight * scales[None])
 
         return jax.tree.map(scaled, self.network, is_leaf=lambda node: isinstance(node, FeedForward))
@@ -342,7 +346,7 @@ def _loss_of_scaled(loss: Callable, scaled: _ScaledInputs, rows: Any, key: PRNGK
 
 
 class Rows(NamedTuple):
-    """Rows (x, y) to train on and of the validation set, which may be none, and their standardization."""
+    """Rows (x, y) to train on, rows of the validation set, which may be empty, and the standardization of both."""
 
     train: XY
     validation: XY
@@ -359,9 +363,9 @@ def split(
     indicators: tuple[int, ...],
     scale_target: bool = True,
 ) -> Rows:
-    """Standardized rows, of which a random fraction, or, without a key, the last ones, are the validation set.
+    """Standardized rows; the validation set is a random fraction of them or, without a key, the last rows.
 
-    With steps all of them are trained on. Indicators are not scaled.
+    With steps, all rows are trained on. Indicators are not scaled.
     """
     number = x.shape[0] if settings.steps is not None else optimize.num_train(x.shape[0], settings.validation_fraction)
     order = None if settings.steps is not None or key is None else _random.permutation(key, y.shape[0])
@@ -391,11 +395,11 @@ def _split(
 
 @numpy_or_jit
 def first_and_others(rows: PyTree, number: int) -> tuple[PyTree, PyTree]:
-    """The first rows of all arrays, so many, and the other rows."""
+    """The first `number` rows of all arrays, and the other rows."""
     return jax.tree.map(lambda a: a[:number], rows), jax.tree.map(lambda a: a[number:], rows)
 
 
 def squared_error(network: FeedForward, rows: XY, key: PRNGKeyArray | None) -> Float[AnyArray, " n"]:
-    """A loss for `optimize.train_minibatches`."""
+    """The squared error of every row, a loss for `optimize.train_minibatches`."""
     x, y = rows
     return (at_rows(network, x) - y) ** 2

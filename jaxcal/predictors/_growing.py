@@ -1,4 +1,4 @@
-"""How USNRT's trees grow: at every node the split between whose sides the residuals' spread differs most."""
+"""How USNRT's trees grow: a node is split where the spread of the residuals differs most between the sides."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -17,17 +17,17 @@ from jaxcal.functional import levene, multiplicity
 from jaxcal.networks import presets
 from jaxcal.predictors._tree import Node, Tree
 
-# Ma, Yan & Zhang (2023), section V-A: a tenth of the rows in a leaf, or so many. Fewer are enough where the networks of
-# a leaf start from those of all rows.
+# Ma, Yan & Zhang (2023), section V-A: a leaf has at least a tenth of the rows, or this number if that is more. Fewer
+# are enough where the networks of a leaf start from the networks of all rows.
 _LEAVES, _LEAST_ROWS_OF_PAPER, _LEAST_ROWS = 10, 1000, 200
-# Of the networks whose residuals decide on the splits.
+# Number of folds of the networks whose residuals decide on the splits.
 FOLDS = 5
-# Of the intervals of std ratios.
+# The level of the intervals of std ratios.
 _CONFIDENCE_LEVEL = 0.95
 
 
 class Problem(NamedTuple):
-    """The training rows."""
+    """The training rows: as a table, as inputs of networks, and as sorted columns for the search of thresholds."""
 
     columns: Columns
     x: Float[np.ndarray, "n d"]
@@ -39,7 +39,7 @@ class Problem(NamedTuple):
 
 
 class Scalers(NamedTuple):
-    """The standardization of the inputs of networks, and of the target."""
+    """The standardization of the networks' inputs, and of the target."""
 
     x: Standardizer | LogTails
     y: Standardizer
@@ -55,8 +55,8 @@ def arranged(
 
 @numpy_or_jit
 def _arrays_of(columns: Columns, table: Float[AnyArray, "n c"], y: Float[AnyArray, " n"], log_tails: bool) -> tuple:
-    """What `arranged` needs."""
-    # Without columns of numbers, one that is constant: it has no split.
+    """The arrays of `arranged`."""
+    # If there is no column of numbers, a constant one stands in: it has no split.
     ordered = table[:, np.array(columns.ordered)] if columns.ordered else namespace(table).zeros_like(table[:, :1])
     inputs = columns.inputs(table)
     x_scaler = input_scaler(inputs, columns.indicators, log_tails=log_tails)
@@ -66,16 +66,18 @@ def _arrays_of(columns: Columns, table: Float[AnyArray, "n c"], y: Float[AnyArra
 
 
 class Search(NamedTuple):
-    """How the splits of a node are searched and tested, and by which residuals; the values here are the defaults.
+    """How the splits of a node are searched and tested, and by which residuals.
+
+    The values here are the defaults.
 
     Attributes:
         min_leaf: the least number of rows in a leaf.
-        significance: the p value up to which a node is split.
-        center: "mean" or "median", what Levene's test takes deviations from.
-        correction: for the number of splits that were tried.
-        step: every so many-th cut is tried.
-        num_folds: by networks without a fold of so many; 1 for networks of every node.
-        split_hidden: their hidden layers.
+        significance: the p-value up to which a node is split.
+        center: what Levene's test takes deviations from, "mean" or "median".
+        correction: of the p-value for the number of splits that were tried.
+        step: every step-th cut is tried.
+        num_folds: number of folds of the networks that give out-of-fold residuals; 1 for a network at every node.
+        split_hidden: widths of the hidden layers of these networks.
     """
 
     min_leaf: int = _LEAST_ROWS
@@ -93,12 +95,12 @@ class Search(NamedTuple):
         num_rows: int,
         num_columns: int,
         min_leaf: int | str,
-        **given: int | float | str | Sequence | None,
+        **options: int | float | str | Sequence | None,
     ) -> "Search":
-        """The options that were given, and those of the preset in place of None."""
+        """The given options, and the preset's values in place of None."""
         of_paper = {"center": "mean", "correction": "none", "step": 10, "num_folds": 1}
         paper = cls(_LEAST_ROWS_OF_PAPER, split_hidden=presets.usnrt(num_columns).hidden, **of_paper)
-        search = presets.settle({None: cls(), "paper": paper}, preset, **given)
+        search = presets.settle({None: cls(), "paper": paper}, preset, **options)
         is_auto = isinstance(min_leaf, str)
         if is_auto:
             _checks.check_choice("min_leaf", min_leaf, ("auto",))
@@ -117,7 +119,10 @@ class Search(NamedTuple):
         return search._replace(min_leaf=min_leaf)
 
     def slots(self, num_rows: int) -> int:
-        """How many nodes of one level can be tested at most: so many are searched, for one compiled program."""
+        """The most nodes of one level that can be tested.
+
+        Searches have this size at every level, so that all levels share a compiled program.
+        """
         return max(num_rows // (2 * self.min_leaf), 1)
 
 
@@ -146,10 +151,11 @@ def grow(
     num_members: int,
     key: PRNGKeyArray | None,
 ) -> list[Growing]:
-    """Every member's tree, one level of all of them after another.
+    """Every member's tree; all trees grow level by level.
 
-    `residuals_of(members, rows, key)` are those of the nodes of one level: of which member each is, and its rows. The
-    key is None where neither these nor the test draw anything: its program need not be compiled then.
+    `residuals_of(members, rows, key)` gives the residuals of the nodes of one level, from the member and the rows of
+    each node. The key is None where neither the residuals nor the test draw anything: the program that splits keys need
+    not be compiled then.
     """
     trees = [Growing([], []) for _ in range(num_members)]
     for tree in trees:
@@ -168,7 +174,7 @@ def grow(
                 mine = [
                     (place, part) for (owner, place), part in zip(frontier, residuals, strict=True) if owner == member
                 ]
-                # A member may be grown before the others are.
+                # A member's tree may be complete before the others.
                 below += [(member, place) for place in _split(problem, search, tree, mine, search_key)] if mine else []
             frontier = below
             tested.advance(len(members))
@@ -178,7 +184,7 @@ def grow(
 def _split(
     problem: Problem, search: Search, tree: Growing, tested: list[tuple[int, np.ndarray]], key: PRNGKeyArray | None
 ) -> list[int]:
-    """Split the tested nodes of a tree where that is significant; the places of the new nodes."""
+    """Split the tested nodes of a tree where the test is significant; return the places of the new nodes."""
     residuals = np.zeros(problem.target.shape, problem.target.dtype)
     nodes = np.full(residuals.shape, -1, np.int32)
     for number, (place, part) in enumerate(tested):
@@ -196,10 +202,11 @@ def _split(
             left = best.goes_left(problem, rows)
             sides = np.full(residuals.shape, -1, np.int32)
             sides[rows] = np.where(left, 0, 1)
+            # The std of the residuals on the right over the std on the left, with its interval.
             ratio, *interval = levene.std_ratio(residuals, sides, best.critical_value)
             node = node.updated(std_ratio=ratio, std_ratio_interval=np.stack(interval))
             for side in (left, ~left):
-                # Until it is tested itself.
+                # This std stands until the child is tested itself.
                 tree.add(rows[side], problem, residual_std=part[side].std(ddof=1))
             new += children
         tree.nodes[place] = node
@@ -225,7 +232,7 @@ class _Split(NamedTuple):
 def _best_splits(
     problem: Problem, search: Search, residuals: np.ndarray, nodes: np.ndarray, key: PRNGKeyArray | None
 ) -> list[_Split]:
-    """The best split of every node over all columns, with its p-value corrected."""
+    """The best split of every node over all columns, with its corrected p-value."""
     num_nodes = nodes.max() + 1
     cuts = _best_cuts(problem, search, residuals, nodes)
     subsets = [
@@ -277,7 +284,7 @@ def _cut_options(problem: Problem, search: Search) -> dict[str, Any]:
 def _best_subset(
     problem: Problem, search: Search, residuals: np.ndarray, is_in: np.ndarray, position: int
 ) -> levene.Subset:
-    """The best subset of the categories of one column, for the node that some rows are in."""
+    """The best subset of the categories of one column, for the node that contains the rows `is_in`."""
     column, num_categories = problem.columns.categorical[position], problem.columns.sizes[position]
     categories = np.where(is_in, problem.codes[:, column], -1)
     options = {"num_categories": num_categories, "min_leaf": search.min_leaf, "center": search.center}
@@ -296,16 +303,18 @@ def _corrected_log_p(
 ) -> tuple[np.ndarray, np.ndarray]:
     """The logarithm of the p-value of every node's largest |T|, corrected for the number of splits.
 
-    And the |T| with the p-value 1 - `_CONFIDENCE_LEVEL`: of permutations, which have none, that of the bound.
+    The second result is the |T| whose p-value is 1 - `_CONFIDENCE_LEVEL`. Permutations have no such |T|: it is the
+    bound's.
     """
     num_nodes, slots, dtype = nodes.max() + 1, len(cuts.statistic), cuts.statistic.dtype
-    # As many as there can be, so that all levels share a compiled program; no splits where there is no node.
+    # Filled up to the most nodes of a level, so that all levels share a compiled program. The filling has no splits.
     filled = lambda values, value: np.pad(values, ((0, 0), (0, slots - num_nodes)), constant_values=value)
     by_subset, of_subsets = (
         np.array([[getattr(one, name) for one in of_nodes] for of_nodes in subsets], dtype).reshape(-1, num_nodes)
         for name in ("statistic", "log_num_splits")
     )
     by_subset, of_subsets = filled(by_subset, 0), filled(of_subsets, -np.inf)
+    # max |T| over all columns, and the log number of splits of each column: together they give the bound.
     largest = np.max([cuts.statistic, *by_subset], axis=0)
     counts = np.concatenate([cuts.log_num_splits, of_subsets.T], axis=1)
     is_ordered = np.arange(counts.shape[1]) < cuts.log_num_splits.shape[1]
@@ -313,7 +322,7 @@ def _corrected_log_p(
         counts, is_ordered = np.zeros_like(counts[:, :1]), np.zeros(1, bool)
     log_p, critical_value = _bounds(largest, cuts.num_rows, search.min_leaf, counts, is_ordered)
     if search.correction == "permutation":
-        assert key is not None  # `fit` gives one where something is drawn
+        assert key is not None  # `fit` gives a key where something is drawn
         log_p = multiplicity.permutation_log_p(
             problem.ordered, residuals, nodes, key=key, **_cut_options(problem, search)
         )
@@ -326,7 +335,7 @@ def _corrected_log_p(
 
 @numpy_or_jit
 def _bounds(statistic, num_rows, min_leaf: int, log_num_splits, ordered) -> tuple[AnyArray, AnyArray]:
-    """The bound for the logarithm of a p-value, and the |T| where it is that of the intervals of std ratios."""
+    """The bound for the log p-value of |T|, and the |T| whose bound is 1 - `_CONFIDENCE_LEVEL`."""
     options = {"num_rows": num_rows, "min_leaf": min_leaf, "log_num_splits": log_num_splits, "ordered": ordered}
     log_level = math.log(1 - _CONFIDENCE_LEVEL)
     return (
@@ -336,7 +345,7 @@ def _bounds(statistic, num_rows, min_leaf: int, log_num_splits, ordered) -> tupl
 
 
 def stack_trees(trees: list[Growing], unit: Float[Array, ""]) -> Tree:
-    """The trees of all members as one, the stds of the residuals in the unit of the target."""
+    """The trees of all members as one, with the stds of residuals in the unit of the target."""
     size = max(len(tree.nodes) for tree in trees)
     tree = stacked([Tree.of(tree.nodes, size) for tree in trees])
     return eqx.tree_at(lambda tree: tree.residual_std, tree, in_unit(tree.residual_std, unit))

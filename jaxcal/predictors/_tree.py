@@ -1,4 +1,4 @@
-"""A binary tree whose nodes are rows of padded arrays: where a point ends, and the tree as it is shown."""
+"""A binary tree whose nodes are rows of padded arrays: it finds the leaf of a point, and can be shown."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,21 +17,21 @@ from jaxcal.functional._loops import carried
 
 
 class Node(eqx.Module):
-    """What is known of a node, or of many that are stacked.
+    """The fields of a node, or of many nodes that are stacked.
 
     Attributes:
         feature: the column a node is split on, -1 in a leaf.
-        threshold: rows with a value up to it go left.
+        threshold: rows with a value up to this one go left.
         left_categories: rows with one of these categories go left, where the column is categorical.
         children: the positions of the nodes on the left and on the right.
         leaf: the number of a leaf, from 0 on; -1 where the node is split.
-        statistic: |T| of Levene's test of the best split; NaN where none was looked for.
+        statistic: |T| of Levene's test of the best split; NaN where no split was tested.
         log_p: the logarithm of its p-value, corrected.
-        num_rows: how many training rows came here.
-        residual_std: the standard deviation of the tested residuals, in the unit of y: of those of the node above where
-            none were tested here; NaN where there is no node above, either.
-        std_ratio: that of the residuals on the right of the split over that of those on the left; NaN in a leaf.
-        std_ratio_interval: the ends of an interval for it.
+        num_rows: number of training rows in the node.
+        residual_std: the standard deviation of the tested residuals, in the unit of y. A node that was not tested has
+            the residuals of the test of the node above; NaN where there is no node above, either.
+        std_ratio: the std of the residuals on the right of the split over the std on the left; NaN in a leaf.
+        std_ratio_interval: the ends of an interval for this ratio.
     """
 
     feature: Int[AnyArray, "*nodes"]
@@ -48,7 +48,7 @@ class Node(eqx.Module):
 
     @classmethod
     def new(cls, num_rows: int, num_categories: int, dtype: np.dtype) -> "Node":
-        """A node that has not been tested, of NumPy's arrays, as those of a tree that grows are."""
+        """A node that has not been tested, with NumPy arrays, as the nodes of a growing tree have them."""
         integer, number = (lambda value: np.asarray(value, np.int32)), (lambda value: np.asarray(value, dtype))
         return cls(
             feature=integer(-1),
@@ -65,18 +65,18 @@ class Node(eqx.Module):
         )
 
     def updated(self, **values: Any) -> "Node":
-        """The node with other values, of the dtypes it has."""
+        """The node with new values, cast to the dtypes of its fields."""
         return replace(self, **{name: np.asarray(value, getattr(self, name).dtype) for name, value in values.items()})
 
 
 class Branch(Node):
-    """A node of a grown tree as it is shown, with what is below it.
+    """A node of a grown tree as it is shown, with the branches below it.
 
     Attributes:
-        condition: what leads here from the node above, "age <= 30"; of the root "".
-        path: what leads here from the root, "age <= 30 and color in {red, blue}".
+        condition: leads here from the node above, "age <= 30"; "" at the root.
+        path: all conditions that lead here from the root, "age <= 30 and color in {red, blue}".
         rmse: the root mean square of a leaf's training residuals, in the unit of y; NaN where the node is split.
-        below: the branches on the left and on the right; none of a leaf. The rest is described by `Node`.
+        below: the branches on the left and on the right; a leaf has none. `Node` describes the other fields.
     """
 
     condition: str
@@ -89,11 +89,11 @@ class Branch(Node):
         return [leaf for part in self.below for leaf in part.leaves()] if self.below else [self]
 
     def depth(self) -> int:
-        """The number of splits on the longest way to a leaf."""
+        """The number of splits on the longest path to a leaf."""
         return max((1 + part.depth() for part in self.below), default=0)
 
     def text(self, indent: str = "") -> str:
-        """The branch, a line for every node."""
+        """The branch as text, a line for every node."""
         about = [f"{self.num_rows} rows"]
         if math.isfinite(self.residual_std):
             about.append(f"residual std {self.residual_std:.4g}")
@@ -109,11 +109,17 @@ class Branch(Node):
 
 
 class Tree(Node):
-    """A grown tree, [nodes] of everything, or several stacked: node 0 is the root; some nodes may be padding."""
+    """A grown tree, with [nodes] in every field, or several stacked trees.
+
+    Node 0 is the root. Some nodes may be padding.
+    """
 
     @classmethod
     def of(cls, nodes: Sequence[Node], size: int) -> "Tree":
-        """The tree of grown nodes, its leaves numbered, padded to `size` nodes with leaves that nothing leads to."""
+        """The tree of grown nodes, with its leaves numbered.
+
+        It is padded to `size` nodes with leaves that no split leads to.
+        """
         padding = Node.new(0, nodes[0].left_categories.shape[0], nodes[0].threshold.dtype)
         whole = stacked([*nodes, *[padding] * (size - len(nodes))])
         is_leaf = np.asarray(whole.feature) < 0
@@ -124,7 +130,7 @@ class Tree(Node):
     def leaves_of(
         self, x: Float[AnyArray, "n d"], codes: Int[AnyArray, "n d"], categorical: Bool[AnyArray, " d"]
     ) -> Int[AnyArray, " n"]:
-        """The number of the leaf that each row falls into; `codes` has the positions of its categories."""
+        """The number of the leaf of each row; `codes` has the positions of the row's categories."""
         xp, x = namespace(x, self.feature), constant(x)
         rows = xp.arange(x.shape[0])
 
@@ -148,20 +154,20 @@ class Tree(Node):
 
         Args:
             names: of the columns.
-            categories: the names of those of every categorical column.
+            categories: for every categorical column, the names of its categories.
             leaf_rmse: the root mean square residual of every leaf.
         """
         tree, rmse = jax.tree.map(np.asarray, self), np.asarray(leaf_rmse)
 
         def sides(node: int, reach: dict[int, np.ndarray]) -> Iterator[tuple[str, str, dict[int, np.ndarray]]]:
-            """What leads to the left and to the right, its kind, and the categories of every column that get there."""
+            """The condition of each side, its kind, and the categories of every column that get there."""
             feature = int(tree.feature[node])
             for is_left, sign in ((True, "<="), (False, ">")):
                 if feature not in categories:
                     condition = f"{names[feature]} {sign} {tree.threshold[node]:.6g}"
                     yield condition, f"{feature} {sign}", reach
                 else:
-                    # Beyond the categories of this column, `left_categories` is padding.
+                    # `left_categories` is padded beyond the categories of this column.
                     there = reach[feature] & (tree.left_categories[node, : len(categories[feature])] == is_left)
                     listed = ", ".join(np.asarray(categories[feature])[there])
                     yield f"{names[feature]} in {{{listed}}}", f"{feature} in", {**reach, feature: there}
@@ -170,7 +176,7 @@ class Tree(Node):
             leaf = int(tree.leaf[node])
             parts = ()
             if leaf < 0:
-                # Of two conditions of a kind the later one is the narrower.
+                # A later condition of the same kind is narrower, and replaces the earlier one.
                 parts = tuple(
                     branch(child, leads, {**path, kind: leads}, there)
                     for child, (leads, kind, there) in zip(

@@ -1,7 +1,7 @@
-"""Trees of scikit-learn and NGBoost as arrays of NumPy: what is saved of them, and predicts the same bit by bit.
+"""Trees of scikit-learn and NGBoost as NumPy arrays, which can be saved and predict the same bit by bit.
 
-Rows go to the left where their value is at most the threshold. The trees take float32, those of gradient boosting
-float64, as the packages do.
+Rows go to the left where their value is at most the threshold. As in the packages, the trees take float32, and the
+trees of gradient boosting float64.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-# So many rows go down the trees together.
+# The number of rows that go down the trees together.
 _AT_ONCE = 256
 
 
@@ -20,11 +20,11 @@ class Nodes:
 
     Attributes:
         first: the number of the root of each tree [T].
-        children: the numbers of the nodes on the right and on the left [nodes, 2]; of a leaf its own.
-        feature: the column that a node is split by [nodes], -1 in a leaf.
-        threshold: rows up to it go to the left [nodes].
+        children: the numbers of the nodes on the right and on the left [nodes, 2]; a leaf has its own number.
+        feature: the column that a node is split by [nodes]; -1 in a leaf.
+        threshold: rows with a value up to it go to the left [nodes].
         value: what a node predicts [nodes].
-        missing_left: whether rows with a missing value go to the left [nodes]; None where such are refused.
+        missing_left: whether rows with a missing value go to the left [nodes]; None where missing values are refused.
     """
 
     first: np.ndarray
@@ -36,13 +36,13 @@ class Nodes:
 
     @classmethod
     def of(cls, trees: Sequence[Any]) -> "Nodes":
-        """Those of trees as scikit-learn has them, of one target."""
+        """The nodes of scikit-learn's trees of one target."""
         parts = [(tree.children_left, tree.children_right, tree.feature, tree.threshold) for tree in trees]
         return cls._joined(parts, [tree.value[:, 0, 0] for tree in trees])
 
     @classmethod
     def of_boosting(cls, trees: Sequence[np.ndarray]) -> "Nodes":
-        """Those of trees of scikit-learn's gradient boosting, which are arrays of records."""
+        """The nodes of scikit-learn's gradient boosting, whose trees are arrays of records."""
         parts = []
         for nodes in trees:
             is_leaf = nodes["is_leaf"] != 0
@@ -53,12 +53,13 @@ class Nodes:
 
     @classmethod
     def _joined(cls, parts: Sequence[tuple], values: Sequence[np.ndarray]) -> "Nodes":
-        """Of trees whose leaves have the children -1."""
+        """The nodes of trees whose leaves have the children -1."""
         sizes = np.array([len(value) for value in values])
         first = np.cumsum(sizes) - sizes
         left, right, feature, threshold = map(np.concatenate, zip(*parts, strict=True))
         is_leaf = left < 0
         own, start = np.arange(len(left)), np.repeat(first, sizes)
+        # A child's number over all trees is its number in the tree plus the number of the root; a leaf leads to itself.
         sides = [np.where(is_leaf, own, start + side) for side in (right, left)]
         return cls(
             first=first,
@@ -72,17 +73,17 @@ class Nodes:
         """The numbers of the leaves that rows fall into [n, T].
 
         Raises:
-            ValueError: if values are missing, and the trees know no way for them.
+            ValueError: if values are missing and the trees cannot take them.
         """
         if self.missing_left is None and np.isnan(x).any():
             raise ValueError("x holds missing values, which these trees do not take: fill them.")
-        found = np.empty((len(x), len(self.first)), int)
+        leaves = np.empty((len(x), len(self.first)), int)
         for start in range(0, len(x), _AT_ONCE):
-            found[start : start + _AT_ONCE] = self._leaves(x[start : start + _AT_ONCE])
-        return found
+            leaves[start : start + _AT_ONCE] = self._leaves(x[start : start + _AT_ONCE])
+        return leaves
 
     def sums(self, x: np.ndarray, constant: float) -> np.ndarray:
-        """The constant and the values of all trees, added up in their order as the packages do [n]."""
+        """The constant plus the values of all trees, added in the trees' order as the packages do [n]."""
         total = np.full(len(x), constant)
         for values in self.value[self.leaves(x)].T:
             total += values
@@ -105,7 +106,7 @@ class Nodes:
 
 
 class Tree(NamedTuple):
-    """What is known of the nodes of one tree, under the names of scikit-learn."""
+    """The fields of one tree's nodes, under the names of scikit-learn."""
 
     children_left: np.ndarray
     value: np.ndarray
@@ -114,7 +115,7 @@ class Tree(NamedTuple):
 
     @property
     def node_count(self) -> int:
-        """How many they are."""
+        """The number of nodes."""
         return len(self.impurity)
 
 
@@ -125,8 +126,8 @@ class ForestArrays:
     Attributes:
         nodes: of all trees.
         impurity: the variance of the targets at each node.
-        weight: how many rows each has.
-        counts: how often a row is in the bootstrap sample of each tree [T, n]; None where there is no bootstrap.
+        weight: number of training rows in each node.
+        counts: how often each row is in the bootstrap sample of each tree [T, n]; None where there is no bootstrap.
     """
 
     nodes: Nodes
@@ -136,7 +137,7 @@ class ForestArrays:
 
     @property
     def bootstrap(self) -> bool:
-        """Whether trees were grown on bootstrap samples."""
+        """Whether the trees were grown on bootstrap samples."""
         return self.counts is not None
 
     @property
@@ -147,19 +148,21 @@ class ForestArrays:
         return [Tree(*each) for each in zip(*(np.split(part, self.nodes.first[1:]) for part in parts), strict=True)]
 
     def apply(self, x: np.ndarray) -> np.ndarray:
-        """The number of the leaf in each tree that rows fall into [n, T]."""
+        """The number of the leaf in each tree that each row falls into [n, T]."""
         return self.nodes.leaves(x.astype(np.float32)) - self.nodes.first
 
 
 @dataclass(frozen=True)
 class BoostedNormal:
-    """NGBoost's mean and log std: the trees of a step, one for each of the two, come after each other.
+    """NGBoost's mean and log std.
+
+    The trees of a step follow each other: one for the mean, and one for the log std.
 
     Attributes:
         nodes: of all trees.
-        initial: the two before all steps.
+        initial: the mean and the log std before the first step.
         scalings: the factor of each step.
-        learning_rate: of all.
+        learning_rate: the factor of all steps.
     """
 
     nodes: Nodes
@@ -172,37 +175,41 @@ class BoostedNormal:
         steps = self.nodes.value[self.nodes.leaves(x.astype(np.float32))].reshape(len(x), -1, 2)
         params = np.ones((len(x), 2)) * self.initial
         for step, scaling in zip(np.moveaxis(steps, 1, 0), self.scalings, strict=True):
+            # (mean, log std) <- (mean, log std) - learning rate * scaling * (outputs of the step's two trees)
             params -= self.learning_rate * step * scaling
         return params[:, 0], np.exp(params[:, 1])
 
 
 @dataclass(frozen=True)
 class BoostedSum:
-    """A quantile or a mean of scikit-learn's gradient boosting: the sum of a constant and of what its trees predict."""
+    """A quantile or a mean of scikit-learn's gradient boosting: a constant plus the predictions of its trees."""
 
     nodes: Nodes
     constant: float
 
     def predict(self, x: Any) -> np.ndarray:
-        """The sum of every row, of an array or a frame of numbers."""
+        """The sum at every row of an array or a frame of numbers."""
         return self.nodes.sums(np.asarray(x, float), self.constant)
 
 
 @dataclass(frozen=True)
 class TreeMean:
-    """A constant, and the sum of what trees of float32 predict over a number: extra trees, or gradient boosting."""
+    """A constant plus the predictions of trees that take float32, divided by a number.
+
+    Extra trees, random forests and gradient boosting have this form.
+    """
 
     nodes: Nodes
     constant: float
     divisor: int
 
     def predict(self, x: Any) -> np.ndarray:
-        """The value of every row, of an array or a frame of numbers."""
+        """The value at every row of an array or a frame of numbers."""
         return self.nodes.sums(np.asarray(x, np.float32), self.constant) / self.divisor
 
 
 def of_means(model: Any) -> Any:
-    """The arrays of fitted trees of scikit-learn that predict means; any other model as it is."""
+    """The arrays of scikit-learn's fitted trees that predict means; any other model unchanged."""
     kinds = (type(model).__module__.partition(".")[0], type(model).__name__)
     if kinds == ("sklearn", "HistGradientBoostingRegressor"):
         return of_gradient_boosting(model)
@@ -215,7 +222,7 @@ def of_means(model: Any) -> Any:
 
 
 def of_forest(forest: Any, counts: np.ndarray | None) -> ForestArrays:
-    """The arrays of a fitted forest of scikit-learn, with its bootstrap samples, if it has any."""
+    """The arrays of a fitted forest of scikit-learn, with its bootstrap samples if it has any."""
     trees = [estimator.tree_ for estimator in forest.estimators_]
     impurity, weight = (
         np.concatenate([getattr(tree, name) for tree in trees]) for name in ("impurity", "weighted_n_node_samples")
@@ -224,13 +231,13 @@ def of_forest(forest: Any, counts: np.ndarray | None) -> ForestArrays:
 
 
 def of_ngboost(model: Any) -> BoostedNormal:
-    """The arrays of a fitted NGBRegressor of a normal distribution, whose trees know all columns."""
+    """The arrays of a fitted NGBRegressor of a normal distribution, whose trees use all columns."""
     nodes = Nodes.of([tree.tree_ for step in model.base_models for tree in step])
     return BoostedNormal(nodes, np.asarray(model.init_params), np.asarray(model.scalings), float(model.learning_rate))
 
 
 def of_gradient_boosting(model: Any) -> Any:
-    """The arrays of a fitted HistGradientBoostingRegressor; as it is where it has categorical columns or a link."""
+    """The arrays of a fitted HistGradientBoostingRegressor; unchanged with categorical columns or a link function."""
     is_sum = getattr(model, "loss", "") in ("quantile", "squared_error")
     if not is_sum or model.is_categorical_ is not None:
         return model

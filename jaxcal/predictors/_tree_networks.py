@@ -1,4 +1,4 @@
-"""The networks of USNRT: those whose residuals are tested, and those of means and variances in the leaves."""
+"""The networks of USNRT: networks whose residuals are tested, and networks of means and variances in the leaves."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -26,16 +26,16 @@ from jaxcal.optimize import Optimum, each_run, num_train
 from jaxcal.predictors._growing import Problem
 
 _ROUNDS = 2
-# What the held-out rows of all other leaves together count, where those of a leaf count one each.
+# In the widening of a leaf, each of its held-out rows counts one, and the rows of all other leaves count this together.
 _WEIGHT_OF_OTHERS = 50.0
-# Of the intervals whose coverage of held-out rows is told.
+# The level of the intervals whose coverage of held-out rows is reported.
 _LEVEL = 0.9
-# To train on; up to so many rows one length serves parts of all sizes.
+# Up to this many rows to train on, one padded length serves parts of all sizes.
 _FEW_ROWS = 8192
 
 
 class Rows(NamedTuple):
-    """The rows of a training, to train on and to stop by: padded row numbers, and how many there are."""
+    """The rows of a training, to train on and to stop by: padded row numbers, and the numbers of rows."""
 
     train: Int[AnyArray, " m"]
     num_train: Int[AnyArray, ""]
@@ -46,9 +46,10 @@ class Rows(NamedTuple):
     def padded(
         cls, train: Sequence[np.ndarray], validation: Sequence[np.ndarray], most: tuple[int, int]
     ) -> list["Rows"]:
-        """Those of several trainings, all as long as `most`, or, where that is long, a quarter, ... of it.
+        """The rows of several trainings, padded to the lengths `most`.
 
-        So a few compiled programs are enough for parts of all sizes.
+        Where `most` is long, the padded lengths are the least of it, a quarter of it, a sixteenth of it, ... that holds
+        all rows. So a few compiled programs are enough for parts of all sizes.
         """
         columns = []
         for part, length in zip((train, validation), most, strict=True):
@@ -67,10 +68,10 @@ class Rows(NamedTuple):
         rng: np.random.Generator,
         held_out: Bool[np.ndarray, " n"] | None = None,
     ) -> list["Rows"]:
-        """The rows of every part in a random order, the first ones to train on and the others to stop by.
+        """The rows of every part in a random order: the first ones to train on, the others to stop by.
 
-        These are those that are held out, where some are, and a random fraction of a part that has none of them, or
-        only such.
+        The rows to stop by are the rows of the part that are held out. A part without held-out rows, or with no others,
+        has a random fraction of its rows to stop by.
         """
         orders = [rng.permutation(part) for part in parts]
         sizes = [num_train(len(order), fraction) for order in orders]
@@ -90,9 +91,10 @@ class Rows(NamedTuple):
 
 
 class Leaves(NamedTuple):
-    """What is known of all leaves, [m, leaves]: their networks, root mean square residuals and widenings.
+    """The results of all leaves, [m, leaves]: their networks, root mean square residuals, widenings and coverage.
 
-    And how much of their held-out rows lies in intervals of 90 %. The last two are None where no rows are held out.
+    The coverage is the fraction of held-out rows in intervals of 90 %. Widening and coverage are None where no rows are
+    held out.
     """
 
     optima: Optimum
@@ -102,24 +104,24 @@ class Leaves(NamedTuple):
 
 
 class Draws(NamedTuple):
-    """What several trainings draw at random: the order of the rows, and a key that is split among the networks."""
+    """The random draws of several trainings: an order of the rows, and a key that is split among the networks."""
 
     rng: np.random.Generator
     key: PRNGKeyArray
 
     @classmethod
     def of(cls, key: PRNGKeyArray) -> "Draws":
-        """Those of a key."""
+        """The draws of a key."""
         list_key, train_key = _random.split(key)
         return cls(np.random.default_rng(_random.bits(list_key)), train_key)
 
     def keys(self, number: int) -> list[PRNGKeyArray]:
-        """The keys of so many networks."""
+        """The keys of `number` networks."""
         return _random.split(self.key, number)
 
 
 def held_out_rows(problem: Problem, settings: presets.Settings, draws: Draws) -> Bool[np.ndarray, " n"] | None:
-    """The rows that no member's leaves are trained on; None where nothing is widened by them."""
+    """The rows that no member's leaves are trained on; None where nothing is widened."""
     if not settings.calibrate:
         return None
     number = problem.target.shape[0]
@@ -130,7 +132,10 @@ def held_out_rows(problem: Problem, settings: presets.Settings, draws: Draws) ->
 def out_of_fold_residuals(
     problem: Problem, settings: presets.Settings, num_folds: int, num_members: int, draws: Draws
 ) -> Float[np.ndarray, "m n"]:
-    """Every row's residual of a network that was trained on the other folds, for every member; it stops by this one."""
+    """For every member, each row's residual of a network that was trained on the other folds.
+
+    The row's own fold decides when the training stops.
+    """
     rng = draws.rng
     number = problem.target.shape[0]
     folds = [fold for _ in range(num_members) for fold in np.array_split(rng.permutation(number), num_folds)]
@@ -138,9 +143,9 @@ def out_of_fold_residuals(
     rows = Rows.padded(others, folds, (number - number // num_folds, -(-number // num_folds)))
     own = list(zip(rows, draws.keys(len(rows)), strict=True))
     label = "usnrt.fit: networks without a fold"
-    _, found = each_run(_train_mean, _shared(problem, settings), own, label=label, slots=len(own))
+    _, fold_residuals = each_run(_train_mean, _shared(problem, settings), own, label=label, slots=len(own))
     residuals = np.zeros((num_members, number), problem.target.dtype)
-    for k, (fold, of_fold) in enumerate(zip(folds, np.asarray(found), strict=True)):
+    for k, (fold, of_fold) in enumerate(zip(folds, np.asarray(fold_residuals), strict=True)):
         residuals[k // num_folds, fold] = of_fold[: len(fold)]
     return residuals
 
@@ -148,22 +153,25 @@ def out_of_fold_residuals(
 def node_residuals(
     problem: Problem, settings: presets.Settings, slots: int, rows: list[np.ndarray], key: PRNGKeyArray
 ) -> list[np.ndarray]:
-    """The residuals of a network trained on the rows of every node (section IV-B), most of them its training rows."""
+    """The residuals of a network trained on the rows of every node (section IV-B).
+
+    Most of them are residuals of the network's own training rows.
+    """
     draws = Draws.of(key)
     divided = Rows.divided(rows, settings.validation_fraction, problem.target.shape[0], draws.rng)
     own = list(zip(divided, draws.keys(len(divided)), strict=True))
     label = "usnrt.fit: networks of nodes"
     parts = as_numpy(each_run(_train_mean, _shared(problem, settings), own, label=label, slots=slots))
     whole = np.zeros(problem.target.shape, problem.target.dtype)
-    found = []
+    residuals = []
     for k, (node_rows, its) in enumerate(zip(rows, divided, strict=True)):
-        # Nodes of several members may share rows; each is read before the next one is written.
+        # Nodes of several members may share rows: the residuals of one are read before the next are written.
         for part, numbers, count in zip(
             parts, (its.train, its.validation), (its.num_train, its.num_validation), strict=True
         ):
             whole[numbers[:count]] = part[k, :count]
-        found.append(whole[node_rows])
-    return found
+        residuals.append(whole[node_rows])
+    return residuals
 
 
 def train_on_all_rows(
@@ -173,9 +181,9 @@ def train_on_all_rows(
     residuals: Float[np.ndarray, "m n"],
     draws: Draws,
 ) -> NormalNetwork:
-    """Every member's networks of mean and variance of all rows, [m] of everything: the leaves' start from these.
+    """Every member's networks of mean and variance of all rows, [m] in every field.
 
-    The variance learns from residuals out of fold.
+    The networks of the leaves start from these. The variance learns from out-of-fold residuals.
     """
     number = problem.target.shape[0]
     every = [np.arange(number)] * len(residuals)
@@ -194,16 +202,16 @@ def train_leaves(
     start: NormalNetwork | None,
     draws: Draws,
 ) -> Leaves:
-    """The networks of all leaves, and what is known of them.
+    """The networks of all leaves, with their root mean square residuals, widenings and coverage.
 
     Args:
         problem: the rows.
         settings: of the training.
         leaves: the rows of every leaf of every member.
-        slots: how many leaves there can be at most.
-        held_out: which rows no leaf is trained on.
-        start: the networks [m] that those of a member's leaves start from; new ones where None.
-        draws: of the trainings, for so many leaves.
+        slots: the most leaves that there can be.
+        held_out: whether a row is one that no leaf is trained on.
+        start: the networks [m] that the networks of a member's leaves start from; None for new networks.
+        draws: the random draws of the trainings.
     """
     flat = [rows for of_tree in leaves for rows in of_tree]
     counts = np.array([len(of_tree) for of_tree in leaves])
@@ -211,28 +219,28 @@ def train_leaves(
     start = as_numpy(start)
     starts = [jax.tree.map(lambda leaf, k=k: leaf[k], start) for k in np.repeat(np.arange(len(leaves)), counts)]
     own = list(zip(rows, draws.keys(len(rows)), starts, strict=True))
-    found = each_run(_train_leaf, _shared(problem, settings), own, label="usnrt.fit: leaves", slots=slots)
-    # Trees with fewer leaves than others are filled up.
+    results = each_run(_train_leaf, _shared(problem, settings), own, label="usnrt.fit: leaves", slots=slots)
+    # A tree with fewer leaves than others is filled up with its first leaf.
     place = np.arange(counts.max())
     is_there = place < counts[:, None]
     number = (np.cumsum(counts) - counts)[:, None] + np.where(is_there, place, 0)
-    return _by_leaf(found, number, is_there, settings.calibrate)
+    return _by_leaf(results, number, is_there, settings.calibrate)
 
 
 def _shared(problem: Problem, settings: presets.Settings) -> tuple:
-    """What all trainings have in common."""
+    """The arguments that all trainings share."""
     return problem.inputs, problem.target, settings
 
 
 class _HeldOut(NamedTuple):
-    """The rows of leaves that their networks were not trained on, padded, and which of them there are."""
+    """Held-out rows of leaves, padded: the network's variance, the error, and whether the row is there."""
 
     variance: Float[AnyArray, "*k v"]
     errors: Float[AnyArray, "*k v"]
     included: Bool[AnyArray, "*k v"]
 
     def widenings(self) -> Widening:
-        """The widening of every leaf of one tree [leaves]. The rows of other leaves have little weight."""
+        """The widening of every leaf of one tree [leaves]; rows of other leaves have little weight."""
         xp = namespace(self.errors)
         numbers = xp.arange(self.errors.shape[0])
         total, own = (xp.sum(self.included, axis=axis, dtype=self.errors.dtype) for axis in (None, 1))
@@ -240,6 +248,7 @@ class _HeldOut(NamedTuple):
 
         def of_leaf(number: Int[AnyArray, ""]) -> Widening:
             is_own = xp.repeat(numbers == number, self.errors.shape[1])
+            # A row of the leaf itself has the weight 1, and another row 50 / (number of other rows), but at most 1.
             weight_of_another = _WEIGHT_OF_OTHERS / xp.maximum(total - own[number], _WEIGHT_OF_OTHERS)
             weights = flat.included * xp.where(is_own, 1, weight_of_another).astype(self.errors.dtype)
             return Widening.of(flat.variance, flat.errors, weights=weights)
@@ -247,9 +256,10 @@ class _HeldOut(NamedTuple):
         return over_leading_axis(of_leaf, numbers, at_once=1)
 
     def coverage(self, widening: Widening) -> Float[AnyArray, "*k"]:
-        """How much of them lies in the intervals after the widening; NaN where there are none."""
+        """The fraction of the rows in the intervals after the widening; NaN where there are none."""
         xp = namespace(self.errors)
         variance = jax.tree.map(lambda leaf: leaf[..., None], widening)(self.variance)
+        # |y - m| <= z sqrt(v), with z the 95 % quantile of N(0, 1)
         is_inside = abs(self.errors) <= NormalDist().inv_cdf((1 + _LEVEL) / 2) * xp.sqrt(variance)
         total = lambda counted: xp.sum(counted, axis=-1, dtype=self.errors.dtype)
         return total(is_inside & self.included) / total(self.included)
@@ -257,29 +267,29 @@ class _HeldOut(NamedTuple):
 
 @numpy_or_jit
 def _by_leaf(
-    found: tuple, number: Int[AnyArray, "m leaves"], is_there: Bool[AnyArray, "m leaves"], widen: bool
+    results: tuple, number: Int[AnyArray, "m leaves"], is_there: Bool[AnyArray, "m leaves"], widen: bool
 ) -> Leaves:
-    """What every leaf has, [m, leaves]: of those there are, the one of its number."""
-    optima, rmse, held_out = jax.tree.map(lambda leaf: leaf[number], found)
+    """The results of every leaf, [m, leaves], picked by its number from the list of all leaves."""
+    optima, rmse, held_out = jax.tree.map(lambda leaf: leaf[number], results)
     rmse = namespace(rmse).where(is_there, rmse, np.nan)
     if not widen:
         return Leaves(optima, rmse, None, None)
     held_out = held_out._replace(included=held_out.included & is_there[..., None])
-    if namespace(rmse) is np:  # without what all are filled up with, which the widenings would sort
+    if namespace(rmse) is np:  # without the padding, which the widenings would sort
         held_out = jax.tree.map(lambda leaf: leaf[..., : held_out.included.sum(-1).max()], held_out)
     widening = over_leading_axis(_HeldOut.widenings, held_out)
     return Leaves(optima, rmse, widening, held_out.coverage(widening))
 
 
 def _train_mean(inputs, target, settings: presets.Settings, rows: Rows, key) -> tuple:
-    """The residuals of a network, of the rows to train on and of those to stop by, padded as these are."""
+    """The residuals of a network at the rows to train on and at the rows to stop by, padded as these are."""
     parts = rows.of(inputs, target)
     network = _trained_mean(parts, rows, key, settings)
     return tuple(errors_of(network, *part) for part in parts)
 
 
 def _train_start(inputs, target, settings: presets.Settings, rows: Rows, key, residuals) -> NormalNetwork:
-    """A network of the mean, and one of the variance of these residuals."""
+    """A network of the mean, and one of the variance of the given residuals."""
     mean_key, variance_key = _random.split(key)
     mean = _trained_mean(rows.of(inputs, target), rows, mean_key, settings)
     options = {"activation": settings.variance_activation}
@@ -289,7 +299,7 @@ def _train_start(inputs, target, settings: presets.Settings, rows: Rows, key, re
 
 
 def _trained_mean(parts: tuple[tuple, tuple], rows: Rows, key, settings: presets.Settings) -> FeedForward:
-    """A network of the mean, by the program that trains those of leaves: there every row has a variance."""
+    """A network of the mean, by the program that trains the leaves' networks: every row has a variance there."""
     return _trained(weighted_squared_error, with_unit_variances(*parts), rows, key, settings)
 
 
@@ -307,7 +317,7 @@ def _train_leaf(
 ) -> tuple[Optimum, Float[Array, ""], _HeldOut]:
     """The optimum of a leaf's networks, the root mean square of the residuals, and the held-out rows.
 
-    The networks start from the given ones, where there are such.
+    The networks start from `start`, unless it is None.
     """
     parts, counts = rows.of(inputs, target), (rows.num_train, rows.num_validation)
     train = _trainer(rows, settings)
@@ -324,7 +334,7 @@ def _train_leaf(
 
 @numpy_or_jit
 def _judged(network: NormalNetwork, parts: tuple[tuple, tuple], counts: tuple) -> tuple[Float[AnyArray, ""], _HeldOut]:
-    """The root mean square of the residuals of all rows, and what is predicted of the held-out ones."""
+    """The root mean square of the residuals of all rows, and the predictions of the held-out rows."""
     moments = [at_rows(network, x) for x, _ in parts]
     errors = [y - mean for (_, y), (mean, _) in zip(parts, moments, strict=True)]
     xp = namespace(errors[0])
@@ -344,7 +354,7 @@ def _train_further(
     *,
     key,
 ) -> Optimum:
-    """A training that gives the initial network unless the loss of held-out rows is lower by its standard error."""
+    """Train, and keep the initial network unless the loss of held-out rows falls by more than its standard error."""
     optimum = train(loss, network, rows, held_out, key=key)
     return optimum._replace(params=_better(loss, network, optimum.params, held_out, count))
 
@@ -353,21 +363,25 @@ def _train_further(
 def _better(
     loss: Callable, old: FeedForward, new: FeedForward, held_out: tuple, count: Int[AnyArray, ""]
 ) -> FeedForward:
-    """The new network, if its loss of held-out rows is lower by the standard error of the difference."""
+    """The new network, or the old one unless the gain is larger than its standard error.
+
+    The gain is the mean difference of their losses of held-out rows.
+    """
     before, after = (loss(network, held_out, None) for network in (old, new))
     xp = namespace(before)
     included = xp.arange(before.shape[0]) < count
     gain, std = (of(before - after, where=included) for of in (xp.mean, xp.std))
+    # mean(g) > std(g) / sqrt(n), with g the difference of the two losses at each of n rows
     is_better = gain > std / xp.sqrt(count)
     return jax.tree.map(lambda new, old: xp.where(is_better, new, old), new, old)
 
 
 @numpy_or_jit
 def _taken(numbers: Int[AnyArray, " k"], *columns: AnyArray) -> tuple[AnyArray, ...]:
-    """The rows of these numbers."""
+    """The rows of the columns with these numbers."""
     return tuple(column[numbers] for column in columns)
 
 
 def _trainer(rows: Rows, settings: presets.Settings) -> Callable[..., Optimum]:
-    """How all these networks are trained, on the rows that there are."""
+    """The training of all these networks, without the padding of the rows."""
     return partial(trainer(settings), num_rows=(rows.num_train, rows.num_validation))

@@ -1,4 +1,4 @@
-"""Deep ensembles: networks of means and variances, each from its own initial weights, and the mixture of them.
+"""Deep ensembles: a mixture of networks of means and variances, each from its own initial weights.
 
 Lakshminarayanan, Pritzel & Blundell, "Simple and Scalable Predictive Uncertainty Estimation using Deep Ensembles",
 NeurIPS 2017, algorithm 1 without its optional step of adversarial training.
@@ -38,16 +38,18 @@ def fit(
 ) -> "DeepEnsemble":
     """Train `num_members` variance networks, and mix their distributions with equal weights.
 
-    With m_i(x) and v_i(x) the mean and the variance of member i of M, the distribution at x is the mixture of the
-    N(m_i(x), v_i(x)), whose moments are (Lakshminarayanan et al. 2017, section 2.4)
+    Member i of M predicts the mean m_i(x) and the variance v_i(x). The distribution at x is the mixture of the
+    N(m_i(x), v_i(x)). It has the moments (Lakshminarayanan et al. 2017, section 2.4)
 
         mean(x) = avg_i m_i(x),    variance(x) = avg_i (v_i(x) + m_i(x)^2) - mean(x)^2.
 
-    Every member is a network of `variance_network.fit`, with initial weights and batches of its own. They share their
-    validation set, by which the mixture as a whole is widened as a network is there: its members' variances by the
-    factor, their distances from the mean by its root. With a preset every member has validation rows of its own, and is
-    what `variance_network.fit` gives with its key, one of `jax.random.split(key, num_members)`. The members are trained
-    one after another on a CPU, in one `vmap` on an accelerator.
+    Every member is a network of `variance_network.fit`, with its own initial weights and batches. The members have a
+    common validation set. It widens the mixture as a whole, as `variance_network.fit` widens a network. The members'
+    variances are multiplied by the factor, and their distances from the mean by its root.
+
+    With a preset, every member has its own validation rows. It is then the network that `variance_network.fit` gives
+    with the member's key, one of `jax.random.split(key, num_members)`. The members are trained one after another on a
+    CPU, and in one `vmap` on an accelerator.
 
     Works under `jit` and, over keys and over folds of equal size, under `eqx.filter_vmap`. Predictions are
     differentiable in x; a derivative through the training is refused.
@@ -58,16 +60,16 @@ def fit(
         key: random key of the members.
         categorical: the columns of x whose values have no order, by position, or of a data frame by name.
         num_members: how many networks M.
-        form: "joint" or "alternating"; this and the options below are every member's, those of
+        form: "joint" or "alternating". This and the options below are options of every member, as in
             `variance_network.fit`.
-        rounds: how often the alternating form trains both networks.
+        rounds: number of times that the alternating form trains both networks.
         preset: None, or one of `variance_network.fit`.
         **options: of the training, as `jaxcal.networks.TrainingOptions` describes them.
 
     Raises:
         TypeError: if key is no random key.
-        ValueError: if x or y is empty, not finite or of the wrong shape, or an option is out of its range. What else is
-            raised in the training of a member, `jaxcal.networks.TrainingOptions` says.
+        ValueError: if x or y is empty, not finite or of the wrong shape, or an option is out of its range.
+            `jaxcal.networks.TrainingOptions` lists the other errors of a training.
 
     Example:
         >>> import jax, numpy as np
@@ -81,11 +83,11 @@ def fit(
     """
     _checks.check_key(key)
     _checks.check_at_least("num_members", num_members, 1)
-    # Values can be checked here only: under `over_runs` they are traced.
+    # The values are checked here, as they are traced under `over_runs`.
     columns, x, y = as_data(x, y, categorical)
     settings = settle_normal("deep_ensemble.fit", x.shape[1], options, preset, form=form, rounds=rounds)
     train, rows = Partial(train_normal, x, y, settings=settings, indicators=columns.indicators), None
-    if settings.calibrate:  # by rows that they share
+    if settings.calibrate:  # by validation rows that all members share
         rows = split(x, y, settings, _random.split(key, num_members + 1)[-1], indicators=columns.indicators)
     members = _one_by_one if is_on_host(train, key) else _at_once
     optima, rows = members(train, rows, key, num_members)
@@ -97,15 +99,15 @@ class DeepEnsemble(WidenedNetwork[Mixture]):
 
     Attributes:
         networks: the weights of the members, stacked: every array has a leading axis [m].
-        widening: what makes the variance of the mixture that of new rows; None with a preset. The rest is described by
-            `jaxcal.networks.TrainedNetwork`; of `training`, too, every array has an axis [m].
+        widening: the correction of the mixture's variance to the variance of new rows; None with a preset.
+            `jaxcal.networks.TrainedNetwork` describes the other fields; every array of `training` also has an axis [m].
     """
 
     networks: NormalNetwork
 
     @property
     def in_numpy(self) -> bool:
-        """Whether NumPy can predict by it."""
+        """Whether NumPy can predict with it."""
         return self.networks.in_numpy
 
     def _distribution(self, x: Float[AnyArray, "n d"]) -> Mixture:
@@ -116,18 +118,18 @@ class DeepEnsemble(WidenedNetwork[Mixture]):
 
 
 def _one_by_one(train: Partial, rows: Rows | None, key: PRNGKeyArray, num_members: int) -> tuple[Optimum, Rows]:
-    """The members, stacked, and the rows of the first, which are those of all where they share them."""
-    found = []
+    """The stacked members, and the rows of the first, which are the rows of all where they have the same rows."""
+    trained = []
     with progress.work("deep_ensemble.fit: members", num_members) as work:
         for own_key in _random.split(key, num_members):
-            found.append(train(key=own_key, rows=rows))
+            trained.append(train(key=own_key, rows=rows))
             work.advance()
-    optima, (of_first, *_) = zip(*found, strict=True)
+    optima, (of_first, *_) = zip(*trained, strict=True)
     return stacked(optima), of_first
 
 
 @_programs.jit
 def _at_once(train: Partial, rows: Rows | None, key: PRNGKeyArray, num_members: int) -> tuple[Optimum, Rows]:
-    """The same by one program, which trains them in one `vmap` on an accelerator."""
-    optima, found = over_runs(lambda key: train(key=key, rows=rows))(jax.random.split(key, num_members))
-    return optima, jax.tree.map(lambda stacked: stacked[0], found)
+    """The stacked members and rows, by one program, which trains them in one `vmap` on an accelerator."""
+    optima, rows_of_members = over_runs(lambda key: train(key=key, rows=rows))(jax.random.split(key, num_members))
+    return optima, jax.tree.map(lambda stacked: stacked[0], rows_of_members)

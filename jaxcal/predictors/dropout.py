@@ -43,33 +43,35 @@ def fit(
 ) -> "Dropout":
     """Train a ReLU network on the mean squared error by Adam, with dropout after every hidden layer.
 
-    In training every row of every batch has a mask of its own. A prediction is made of `num_samples` masks, drawn once
-    and the same for all rows: each is a network f_s, and the distribution at x is the mixture over s of N(f_s(x),
-    noise), or the normal distribution of its moments (Gal & Ghahramani, section 4),
+    In training every row of every batch has its own mask. A prediction uses `num_samples` masks, which are drawn once
+    and are the same for all rows. Each mask gives a network f_s. The distribution at x is the mixture over s of
+    N(f_s(x), noise), or the normal distribution with the mixture's moments (Gal & Ghahramani, section 4),
 
         mean(x) = mean_s f_s(x),    variance(x) = var_s f_s(x) + noise.
 
-    The variance of the noise is what the passes leave unexplained in the validation set: their mean of
-    (y - mean(x))^2 - var_s f_s(x), but not less than 0. By the same rows the variance as a whole is then widened, or
-    narrowed, as that of `variance_network.fit`.
+    The variance of the noise is the part of the squared error in the validation set that the passes leave unexplained.
+    It is the mean of (y - mean(x))^2 - var_s f_s(x), but at least 0. The same rows then widen or narrow the variance as
+    a whole, as in `variance_network.fit`.
 
-    The loss of the validation set is that without dropout.
+    The loss of the validation set is computed without dropout.
 
     `rate="concrete"` learns a rate for the inputs of every layer, x included (Gal, Hron & Kendall 2017). The network
-    then has two outputs, the mean f_s(x) and the logarithm of the variance of the noise, which is no constant now but
-    part of every pass. With N rows to train on, the loss of a row is its negative log likelihood plus 1 / N of the
-    divergence from the prior (`networks.ConcreteNetwork.divergence`): half of the authors' loss. The rates start at
-    0.1 and move slowly: with little patience training ends before they settle.
+    then has two outputs: the mean f_s(x) and the logarithm of the variance of the noise. This variance is part of every
+    pass, and no longer a constant. The loss of a row is its negative log likelihood plus 1 / N of the divergence from
+    the prior, for N training rows (`networks.ConcreteNetwork.divergence`). This is half of the authors' loss. The rates
+    start at 0.1 and move slowly: with little patience, training ends before they settle.
 
     `preset="crude"` is the setting of Zelikman et al., "CRUDE: Calibrating Regression Uncertainty Distributions
-    Empirically", appendix A: three hidden layers of 1024, learning rate 1e-4 and weight decay 0.01 (and rate 0.2).
-    There the passes are all the distribution, without noise, which makes it overconfident. What the paper does not say
-    (samples, batches, epochs, stopping) stays as here.
+    Empirically", appendix A: three hidden layers of 1024, learning rate 1e-4 and weight decay 0.01. The paper's rate is
+    0.2, the default. In this setting the distribution consists of the passes alone, without noise, which makes it
+    overconfident. The samples, the batches, the epochs and the stopping, which the paper does not describe, stay as
+    here.
 
-    `preset="usnrt"` is the setting in which USNRT is measured against dropout (Ma, Yan & Zhang, "Improving Uncertainty
-    Quantification of Variance Networks by Tree-Structured Learning", sections V-A and VI-A): learning rate 0.01, batch
-    size 64 and three hidden layers of 8d, 16d and 4d units, again without noise (and rate 0.5), or, where the rates are
-    learned, two of 8d and 4d (and 1000 samples in both).
+    `preset="usnrt"` is the setting of the dropout that USNRT is compared with, again without noise. It has learning
+    rate 0.01, batch size 64 and three hidden layers of 8d, 16d and 4d units. Where the rates are learned, it has two
+    hidden layers of 8d and 4d units. See Ma, Yan & Zhang, "Improving Uncertainty Quantification of Variance Networks by
+    Tree-Structured Learning", sections V-A and VI-A. The preset does not set `rate` and `num_samples`: the paper has a
+    rate of 0.5, and 1000 samples in both variants.
 
     Works under `jit` and, over keys and over folds of equal size, under `eqx.filter_vmap`. Predictions are
     differentiable in x; a derivative through the training is refused.
@@ -80,17 +82,17 @@ def fit(
         key: random key of the weights, the validation rows, the batches and the masks.
         categorical: the columns of x whose values have no order, by position, or of a data frame by name.
         rate: probability that an activation is dropped, or "concrete" to learn it.
-        length_scale: of the prior of the weights N(0, 1 / length_scale^2), where the rates are learned.
-        num_samples: how many masks a prediction is made of.
-        distribution: what is predicted: the "normal" distribution of the moments, or the "mixture" itself, of
+        length_scale: of the weights' prior N(0, 1 / length_scale^2), where the rates are learned.
+        num_samples: number of masks of a prediction.
+        distribution: what is predicted: the "normal" distribution of the moments, or the "mixture" itself, with
             [num_samples, n] numbers.
-        preset: None, or "usnrt" or, with a given rate, "crude" for other defaults, as above.
+        preset: None, "usnrt" or, with a given rate, "crude" for other defaults, as above.
         **options: of the training, as `jaxcal.networks.TrainingOptions` describes them.
 
     Raises:
         TypeError: if key is no random key.
-        ValueError: if x or y is empty, not finite or of the wrong shape, or an option is out of its range. What else is
-            raised in training, `jaxcal.networks.TrainingOptions` says.
+        ValueError: if x or y is empty, not finite or of the wrong shape, or an option is out of its range.
+            `jaxcal.networks.TrainingOptions` lists the other errors of a training.
 
     Example:
         >>> import jax, numpy as np
@@ -146,13 +148,13 @@ class Passes(eqx.Module):
     seeds: UInt32[Array, "*samples"]
 
     def __call__(self, x: Float[Array, "n d"]) -> Float[Array, "samples n ..."]:
-        """The outputs under each mask, one mask after another: the activations of one are in memory at a time."""
+        """The outputs under each mask, one mask after another: memory holds the activations of one mask at a time."""
 
-        # Derivatives compute them anew for the same reason.
+        # For the same reason, derivatives compute the activations again.
         @jax.checkpoint
         def one(seed: UInt32[Array, ""]) -> Float[Array, "n ..."]:
-            given = {} if self.rate is None else {"rate": self.rate}
-            return jax.vmap(partial(self.network, key=jax.random.key(seed), **given))(x)
+            options = {} if self.rate is None else {"rate": self.rate}
+            return jax.vmap(partial(self.network, key=jax.random.key(seed), **options))(x)
 
         return lax.map(one, self.seeds)
 
@@ -163,11 +165,11 @@ class Dropout(WidenedNetwork[Normal | Mixture]):
     Attributes:
         passes: the weights and the masks.
         noise_std: the std of the noise, on the scale of `y_scaler`; None with the preset, and where every pass predicts
-            it.
-        widening: what makes the variance that of new rows; None with a preset.
-        distribution: what is predicted, "normal" or "mixture". The rest is described by
-            `jaxcal.networks.TrainedNetwork`. The validation loss is the squared error without dropout, of concrete
-            dropout the negative log likelihood.
+            its own noise.
+        widening: the correction of the variance to the variance of new rows; None with a preset.
+        distribution: what is predicted, "normal" or "mixture". `jaxcal.networks.TrainedNetwork` describes the other
+            fields. The validation loss is the squared error without dropout. For concrete dropout it is the negative
+            log likelihood.
     """
 
     passes: Passes
@@ -189,7 +191,7 @@ class Dropout(WidenedNetwork[Normal | Mixture]):
         return mixture_moments(*self._of_passes(x))
 
     def _of_passes(self, x: Float[Array, "n d"]) -> tuple[Float[Array, "samples n"], Float[Array, "samples n"]]:
-        """The mean of every pass, and the variance of its noise, 0 if it has none."""
+        """The mean of every pass, and the variance of its noise, which is 0 if there is none."""
         samples = self.passes(x)
         if self.passes.rate is None:
             means, log_variances = jnp.moveaxis(samples, -1, 0)
@@ -199,7 +201,7 @@ class Dropout(WidenedNetwork[Normal | Mixture]):
 
 
 def _presets(rate: ArrayLike | str, num_inputs: int) -> dict[str | None, presets.Settings]:
-    """The settings of papers for a rate that is given or to be learned."""
+    """The settings of papers, for a given rate or for rates to be learned."""
     usnrt = presets.usnrt(num_inputs)
     if isinstance(rate, str):
         return {None: presets.DEFAULT, "usnrt": usnrt}
@@ -210,10 +212,11 @@ def _presets(rate: ArrayLike | str, num_inputs: int) -> dict[str | None, presets
 @weighing_held_out_rows
 @_programs.jit
 def _noise_std(passes: Passes, validation: XY, weights: Float[Array, " n"] | None = None) -> Float[Array, ""]:
-    """The root of what the variance of the passes leaves of the mean squared error."""
+    """The root of the mean squared error minus the mean variance of the passes, at least 0."""
     x, y = validation
     samples = passes(x)
     squared_error = (y - jnp.mean(samples, axis=0)) ** 2
+    # noise = mean((y - mean_s f_s(x))^2 - var_s f_s(x))
     left = jnp.average(squared_error - jnp.var(samples, axis=0), weights=weights)
     return linalg.sqrt(jnp.maximum(left, 0))
 
@@ -236,7 +239,7 @@ def _evidence_bound(
     length_scale: Float[Array, ""],
     num_rows: Float[Array, ""],
 ) -> Float[Array, " n"]:
-    """The negative log likelihood of every row; in training under dropout, with its part of the divergence."""
+    """The negative log likelihood of every row; in training, under dropout and plus the divergence over N."""
     x, y = rows
     if key is None:
         outputs, penalty = jax.vmap(network)(x), 0.0

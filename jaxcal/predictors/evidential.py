@@ -1,7 +1,7 @@
 """Deep evidential regression: a network that predicts how much evidence there is for a mean and a variance.
 
-Amini, Schwarting, Soleimany & Rus, "Deep Evidential Regression", NeurIPS 2020. Its likelihood (eq. 8) is the Student t
-density, `functional.student_t.log_prob`; its penalty on evidence for wrong predictions is eq. 9.
+Amini, Schwarting, Soleimany & Rus, "Deep Evidential Regression", NeurIPS 2020. The likelihood (eq. 8) is the Student t
+density, `functional.student_t.log_prob`. The penalty on evidence for wrong predictions is eq. 9.
 """
 
 from typing import Unpack
@@ -21,7 +21,7 @@ from jaxcal.networks.held_out import widened
 from jaxcal.networks.trained import WidenedNetwork
 from jaxcal.networks.training import XY, new_network, settle, split, takes_training_options, trainer
 
-# What nu, alpha - 1 and beta are at least, so that scale and std are finite and no density is infinite.
+# The least value of nu, alpha - 1 and beta, so that scale and std are finite and no density is infinite.
 _FLOOR = 1e-6
 
 
@@ -38,22 +38,22 @@ def fit(
 ) -> "Evidential":
     """Train a ReLU network for the four parameters of a normal-inverse-gamma distribution by Adam.
 
-    Where y ~ N(mu, sigma^2), mu ~ N(gamma, sigma^2 / nu) and sigma^2 ~ InverseGamma(alpha, beta), y has the Student t
-    distribution that is predicted (Amini et al., eq. 7), with the four parameters functions of x,
+    The model is y ~ N(mu, sigma^2), mu ~ N(gamma, sigma^2 / nu) and sigma^2 ~ InverseGamma(alpha, beta). It predicts
+    the Student t distribution of y (Amini et al., eq. 7). The four parameters are functions of x, and
 
         df = 2 alpha,    loc = gamma,    scale^2 = beta (1 + nu) / (nu alpha).
 
-    The network's outputs give gamma as they are, nu and beta by a softplus, and alpha by one plus a softplus. The loss
-    of a row is the negative log density at y (eq. 8), and a penalty on evidence where the prediction is wrong (eq. 9),
+    One output of the network is gamma itself. Softplus functions of the others give nu, alpha - 1 and beta. The loss of
+    a row is the negative log density at y (eq. 8). A penalty on evidence for wrong predictions is added (eq. 9),
 
         -log p(y) + penalty |y - gamma| (2 nu + alpha).
 
-    The square of the scale is then widened by the validation set, as the variance of `variance_network.fit` is, by the
-    likelihood of Student t errors. With the preset it is not.
+    The validation set then widens the square of the scale, as in `variance_network.fit`, by the likelihood of Student t
+    errors. With the preset nothing is widened.
 
-    `preset="usnrt"` is the setting in which USNRT is measured against it (Ma, Yan & Zhang, "Improving Uncertainty
-    Quantification of Variance Networks by Tree-Structured Learning", sections V-A and VI-A): hidden layers of 8d and 4d
-    units, learning rate 0.01 and batches of 64.
+    `preset="usnrt"` is the setting of the evidential network that USNRT is compared with: hidden layers of 8d and 4d
+    units, learning rate 0.01 and batches of 64. See Ma, Yan & Zhang, "Improving Uncertainty Quantification of Variance
+    Networks by Tree-Structured Learning", sections V-A and VI-A.
 
     Works under `jit` and, over keys and over folds of equal size, under `eqx.filter_vmap`. Predictions are
     differentiable in x; a derivative through the training is refused.
@@ -69,8 +69,8 @@ def fit(
 
     Raises:
         TypeError: if key is no random key.
-        ValueError: if x or y is empty, not finite or of the wrong shape, or an option is out of its range. What else is
-            raised in training, `jaxcal.networks.TrainingOptions` says.
+        ValueError: if x or y is empty, not finite or of the wrong shape, or an option is out of its range.
+            `jaxcal.networks.TrainingOptions` lists the other errors of a training.
 
     Example:
         >>> import jax, numpy as np
@@ -100,8 +100,8 @@ class Evidential(WidenedNetwork[StudentT]):
 
     Attributes:
         network: the weights.
-        widening: what makes the square of its scale that of new rows; None with a preset. The rest is described by
-            `jaxcal.networks.TrainedNetwork`.
+        widening: the correction of its squared scale to new rows; None with a preset. `jaxcal.networks.TrainedNetwork`
+            describes the other fields.
     """
 
     network: FeedForward
@@ -119,6 +119,7 @@ class Evidential(WidenedNetwork[StudentT]):
 def _loss(network: FeedForward, rows: XY, key: PRNGKeyArray | None, *, penalty: Float[Array, ""]) -> Float[Array, " n"]:
     x, y = rows
     gamma, nu, alpha, beta = _evidence(network, x)
+    # loss = -log p(y) + penalty |y - gamma| (2 nu + alpha)
     log_density = student_t.log_prob(y, 2 * alpha, gamma, jnp.sqrt(_squared_scale(nu, alpha, beta)))
     return penalty * jnp.abs(y - gamma) * (2 * nu + alpha) - log_density
 

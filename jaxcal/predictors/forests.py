@@ -1,9 +1,11 @@
 """Ensembles of trees with a predictive distribution: random forests, extra trees and natural gradient boosting.
 
-Random forests and extremely randomized trees (Geurts, Ernst & Wehenkel, Machine Learning 63, 2006) are scikit-learn's;
-their distribution is that of Meinshausen, "Quantile Regression Forests", JMLR 7 (2006), calibrated by rows that trees
-were grown without (`_quantile_forest`). Duan, Avati, Ding, Thai, Basu, Ng & Schuler, "NGBoost: Natural Gradient
-Boosting for Probabilistic Prediction", ICML 2020, is the authors' package. Both packages are of the extra `forests`.
+Random forests and extremely randomized trees (Geurts, Ernst & Wehenkel, Machine Learning 63, 2006) come from
+scikit-learn. They predict the distribution of Meinshausen, "Quantile Regression Forests", JMLR 7 (2006). Rows that
+trees were grown without calibrate it (`_quantile_forest`).
+
+Natural gradient boosting comes from the authors' package: Duan, Avati, Ding, Thai, Basu, Ng & Schuler, "NGBoost:
+Natural Gradient Boosting for Probabilistic Prediction", ICML 2020. The extra `forests` installs both packages.
 """
 
 from collections.abc import Callable
@@ -35,17 +37,18 @@ if TYPE_CHECKING:
     ForestRegressor = RandomForestRegressor | ExtraTreesRegressor
     GrownForest = ForestRegressor | ForestArrays
 
-# What `fit` grows where the number of trees is not given: of NGBoost the most, as in its paper's experiments.
+# The number of trees where none is given. For NGBoost it is the most trees, as in its paper's experiments.
 _BOOSTED_TREES, _FOREST_TREES = 2000, 500
 # The names of scikit-learn's classes.
 _FORESTS = {"random_forest": "RandomForestRegressor", "extra_trees": "ExtraTreesRegressor"}
-# NGBoost's default.
+# NGBoost's default number of trees.
 _CRUDE_TREES = 500
-# Boosting stops after so many trees in a row that do not improve the score of the validation set, a fraction of all.
+# Boosting stops after this many trees in a row that do not improve the score of the validation set. This fraction of
+# all rows is the validation set.
 _PATIENCE, _HELD_OUT = 50, 0.2
-# Fewer rows are not split.
+# The least number of rows that `fit` takes.
 _LEAST_ROWS = 10
-# Extra trees have no bootstrap: their distribution is calibrated by forests grown without one of so many folds.
+# Extra trees have no bootstrap: forests that are grown without one of this many folds calibrate their distribution.
 _FOLDS = 10
 
 
@@ -65,31 +68,34 @@ def fit(
 ) -> "Forest":
     """Grow trees that give a distribution for every row.
 
-    "random_forest" gives the distribution of a quantile regression forest: it draws a tree, and then one of the
-    bootstrapped training rows in the leaf that x falls into. These targets, each with its probability, are cut into 20
-    slices of equal probability, and a slice becomes the normal distribution with its mean and variance, widened a
-    little. So there is a density everywhere, and with equal weights mean and variance would be those of the forest's
-    distribution (the variance but for the widening). The weights are learned instead, by the likelihood of every
-    training row under the trees that were grown without it: they make the distribution as narrow, as skewed and as
-    heavy in the tails as these errors are. A last component, the normal distribution of all targets, has a weight of
-    its own. The mean is that of this mixture; `Forest.tree_means` has the forest's own.
+    "random_forest" gives the distribution of a quantile regression forest. This forest draws a tree, and then one of
+    the bootstrapped training rows in the leaf that x falls into. The targets of these rows, each with its probability,
+    are cut into 20 slices of equal probability. A slice becomes the normal distribution with its mean and variance,
+    widened a little, so that there is a density everywhere. With equal weights, the mean and the variance would be the
+    mean and the variance of the forest's distribution (the variance except for the widening).
 
-    "extra_trees" gives the same of trees grown on all rows, without a bootstrap, each of whose splits is the best of
-    random thresholds, one for every feature it may use. The weights are learned from ten smaller forests, each grown
-    without a tenth of the rows, which doubles the time.
+    The weights are learned instead, by the likelihood of every training row under the trees that were grown without it.
+    They make the distribution as narrow, as skewed and as heavy in the tails as these errors are. A last component, the
+    normal distribution of all targets, has its own weight. The predicted mean is the mean of this mixture;
+    `Forest.tree_means` has the forest's own means.
 
-    `preset="usnrt"` is for these two: the normal distribution with the mean and the variance of the forest's
-    distribution, not calibrated. With m_t and v_t mean and variance of the target in the leaf of tree t: mean =
-    avg(m_t), variance = avg(v_t) + avg((m_t - mean)^2). It is 0 where all these rows have one target.
+    "extra_trees" gives the same distribution with trees that are grown on all rows, without a bootstrap. A split is the
+    best of random thresholds, one for every feature it may use. The weights are learned from ten smaller forests, each
+    grown without a tenth of the rows, which doubles the time.
+
+    `preset="usnrt"` is for these two models. It gives the normal distribution with the mean and the variance of the
+    forest's distribution, without calibration. In the leaf of tree t the target has the mean m_t and the variance v_t,
+    and mean = avg(m_t), variance = avg(v_t) + avg((m_t - mean)^2). The variance is 0 where all rows of these leaves
+    have one target.
 
     "ngboost" boosts the mean and the log std of a normal distribution by natural gradients of its log score, with trees
-    of depth 3 for each. As in its paper, the number of trees is chosen by the score of a validation set, a random fifth
-    of the rows, and all rows are then fitted with so many. `preset="crude"` takes the package's defaults, as CRUDE
-    (Zelikman, Healy, Zhou & Avati 2020) does: 500 trees, without a validation set.
+    of depth 3 for each. As in its paper, the score of a validation set, a random fifth of the rows, chooses the number
+    of trees. All rows are then fitted with this number of trees. `preset="crude"` takes the package's defaults, as
+    CRUDE does (Zelikman, Healy, Zhou & Avati 2020): 500 trees, without a validation set.
 
-    The target is standardized by the rows given here, so y -> a y + b changes the prediction exactly so, up to
-    rounding, which may decide where a tree splits. The trees are those of NumPy packages: neither fit nor prediction
-    runs under `jit`, `vmap` or `grad`.
+    The target is standardized by the rows given here. So y -> a y + b changes the prediction in exactly this way, up to
+    rounding, which may decide where a tree splits. The trees come from NumPy packages: neither fit nor prediction runs
+    under `jit`, `vmap` or `grad`.
 
     Args:
         x: inputs [n, d], or a data frame (`jaxcal.frames`); a vector [n] is one column.
@@ -97,20 +103,20 @@ def fit(
         key: random key of the validation set and of the trees.
         categorical: the columns of x whose values have no order, by position, or of a data frame by name.
         model: "random_forest", "extra_trees" or "ngboost".
-        num_trees: how many trees; by default 500 in a forest, and of NGBoost as above, at most 2000.
+        num_trees: number of trees. The default is 500 for a forest; NGBoost chooses it as above, up to 2000.
         learning_rate: of NGBoost.
-        min_leaf_rows: of forests, not NGBoost: the least rows in a leaf.
-        max_depth: of forests: the most splits on the way to a leaf; any number where None.
-        max_features: of forests: the fraction of the features, drawn at random, that a split may use; above 0, at most
+        min_leaf_rows: for forests, not NGBoost: the least number of rows in a leaf.
+        max_depth: for forests: the most splits on the path to a leaf; None for any number.
+        max_features: for forests: the fraction of the features, drawn at random, that a split may use; above 0, at most
             1.
-        preset: None, or "crude" or "usnrt" as above.
+        preset: None, "crude" or "usnrt", as above.
 
     Raises:
         TypeError: if key is no random key.
         ImportError: if the packages of the extra are not installed.
         TypeError: if x or y is traced by a transformation of JAX.
-        ValueError: if x or y is empty, not finite, of the wrong shape or fewer than ten rows; if y is constant, or
-            would be without the validation set; if an option is out of its range.
+        ValueError: if x or y is empty, not finite or of the wrong shape, or has fewer than ten rows. Also if y is
+            constant, or would be without the validation set, or if an option is out of its range.
 
     Example:
         >>> import jax, numpy as np
@@ -155,11 +161,11 @@ def fit(
 
 
 def of_trees(trees: "ForestRegressor", x: Table, y: Series) -> "Forest":
-    """The whole distribution of a forest of scikit-learn that is fitted already, as `fit` gives it; nothing is grown.
+    """The whole distribution of a fitted forest of scikit-learn, as `fit` gives it; nothing is grown.
 
     Args:
         trees: a fitted `RandomForestRegressor` or `ExtraTreesRegressor` with bootstrap=True, of one target.
-        x: the inputs [n, d] that it was fitted to, in the same order; a vector [n] is one column.
+        x: the inputs [n, d] that the forest was fitted to, in the same order; a vector [n] is one column.
         y: their targets [n].
 
     Raises:
@@ -179,33 +185,34 @@ def of_trees(trees: "ForestRegressor", x: Table, y: Series) -> "Forest":
     """
     if not getattr(trees, "bootstrap", False) or trees.max_samples is not None:
         raise ValueError(
-            "trees must be a forest with bootstrap=True and max_samples=None: else it is not known which rows are out "
-            "of bag, or none is. jaxcal.forests.fit(model='extra_trees') grows trees without a bootstrap."
+            "trees must be a forest with bootstrap=True and max_samples=None. Otherwise no row is out of bag, or it is "
+            "unknown which rows are. jaxcal.forests.fit(model='extra_trees') grows trees without a bootstrap."
         )
     _checks.check_known("forests", x, y)
     columns, x, y = as_data(x, y, at_least=1)
     _checks.check_varies("y is", y)
     model = {name: kind for kind, name in _FORESTS.items()}[type(trees).__name__]
     forest = Forest(model, trees, Standardizer.identity(y), columns)
-    forest.in_bag(x, y)  # raises where the rows are others
+    forest.in_bag(x, y)  # raises where the trees were fitted to other rows
     y_scaler = Standardizer.of(y)
     return _by_out_of_bag(forest, np.asarray(x, float), np.asarray(y_scaler(y), float), y_scaler)
 
 
 @dataclass(frozen=True)
 class Forest:
-    """Trees that were grown; made by `fit`. No pytree, as nothing of it is a JAX array.
+    """Grown trees; made by `fit`. It is no pytree, as it holds no JAX array.
 
-    `jaxcal.save` writes the trees as arrays: a forest that was loaded predicts the same, more slowly where rows are
-    many, and needs neither package.
+    `jaxcal.save` writes the trees as arrays. A loaded forest predicts the same and needs neither package, but it is
+    slower for many rows.
 
     Attributes:
         model: "ngboost", "random_forest" or "extra_trees".
-        trees: an `NGBRegressor`, `RandomForestRegressor` or `ExtraTreesRegressor`, of the standardized target; their
-            arrays where the forest was loaded.
-        y_scaler: the standardization of the target; of `of_trees`, whose trees have the target as it is, none.
+        trees: an `NGBRegressor`, `RandomForestRegressor` or `ExtraTreesRegressor`, of the standardized target. A loaded
+            forest has their arrays.
+        y_scaler: the standardization of the trees' target. After `of_trees` it is the identity, as these trees predict
+            the target as it is.
         columns: what the columns of the training inputs were.
-        distribution: what makes the whole distribution; None where it is a normal one.
+        distribution: the parts of the whole distribution; None where a normal distribution is predicted.
     """
 
     model: str
@@ -231,19 +238,19 @@ class Forest:
         return self._in_units_of_y(*moments(self.trees, np.asarray(x, float)), x.dtype)
 
     def out_of_bag(self, x: Table) -> Normal | Mixture:
-        """The distributions of the rows that a random forest was fitted to, each by the trees grown without it.
+        """The distributions of the rows that a random forest was fitted to, each by the trees grown without the row.
 
-        Their errors are about those of new rows, and are marked as `Distribution.is_out_of_fold`: a calibrator fitted
-        to them corrects the whole forest, without a second set of rows and without a guarantee. They have learned
-        their shape from these rows already, but that is one shape for all. `jaxcal.cross_conformal.of_forest` has a
-        guarantee.
+        Their errors are about as large as the errors of new rows, and they are marked as `Distribution.is_out_of_fold`.
+        A calibrator fitted to them corrects the whole forest, without a second set of rows and without a guarantee. The
+        shape of these distributions was learned from the same rows, but it is one shape for all.
+        `jaxcal.cross_conformal.of_forest` has a guarantee.
 
         Args:
             x: the inputs that the forest was fitted to, in the same order.
 
         Raises:
             TypeError: if x is traced by a transformation of JAX.
-            ValueError: if the trees have no bootstrap, as of "extra_trees"; if x is not what the forest was fitted to;
+            ValueError: if the trees have no bootstrap, as in "extra_trees", or if the forest was not fitted to x. Also
                 if a row is in the samples of all trees.
 
         Example:
@@ -264,15 +271,15 @@ class Forest:
         return marked_out_of_fold(self._in_units_of_y(mean, std, x.dtype))
 
     def in_bag(self, x: Table, y: Series | None = None) -> np.ndarray:
-        """Which rows a tree of a random forest was grown on: [T, n], of the rows that the forest was fitted to.
+        """Which of the rows that a random forest was fitted to each tree was grown on: [T, n].
 
         Args:
             x: the inputs that the forest was fitted to, in the same order.
-            y: their targets; None where they are not to be checked.
+            y: their targets; None skips their check.
 
         Raises:
             TypeError: if x or y is traced by a transformation of JAX.
-            ValueError: if the trees have no bootstrap, as of "extra_trees"; if the forest was not fitted to x, or y.
+            ValueError: if the trees have no bootstrap, as in "extra_trees"; if the forest was not fitted to x, or y.
         """
         if not getattr(self.trees, "bootstrap", False):
             raise ValueError(
@@ -293,15 +300,15 @@ class Forest:
         return counts > 0
 
     def tree_means(self, x: Table, number: int | None = None) -> Float[Array, "n t"]:
-        """What each tree of a forest predicts at the rows of x, or each of the first ones, in the unit of y.
+        """The predictions of each tree of a forest, or of the first ones, at the rows of x, in the unit of y.
 
         Args:
             x: inputs as of the call.
-            number: of trees; None for all.
+            number: number of trees; None for all.
 
         Raises:
             TypeError: if x is traced by a transformation of JAX.
-            ValueError: if the model is "ngboost", which has no such trees; as the call does for x.
+            ValueError: if the model is "ngboost", which has no such trees; as in the call for x.
         """
         _checks.check_choice("model", self.model, tuple(_FORESTS))
         x = self._checked(x)
@@ -310,7 +317,7 @@ class Forest:
         return jax.device_put((loc + scale * means.T).astype(x.dtype))
 
     def _to_save(self) -> "Forest":
-        """With the arrays of the trees in place of the objects of other packages: `jaxcal.serialization`."""
+        """The forest with arrays in place of the trees of other packages: `jaxcal.serialization`."""
         if isinstance(self.trees, ForestArrays | BoostedNormal):
             return self
         if self.model == "ngboost":
@@ -332,13 +339,13 @@ class Forest:
 def _boost(
     x: np.ndarray, z: np.ndarray, y: np.ndarray, num_trees: int | None, learning_rate: float, seed: int
 ) -> "NGBRegressor":
-    """Boosted trees of standardized targets z; y as the user gave them."""
+    """Boosted trees of the standardized targets z; y has the targets as the user gave them."""
     with needed("ngboost", "'jaxcal[forests]'"):
         from ngboost import NGBRegressor
         from sklearn.tree import DecisionTreeRegressor
 
     def unfitted(num_trees: int) -> "NGBRegressor":
-        # The package's own base learner takes its random numbers from NumPy's global state.
+        # The package's default base learner takes its random numbers from NumPy's global state.
         base = DecisionTreeRegressor(max_depth=3, random_state=seed)
         return NGBRegressor(
             Base=base, n_estimators=num_trees, learning_rate=learning_rate, random_state=seed, verbose=False
@@ -370,18 +377,18 @@ def _grow_forest(model: str, x: np.ndarray, y: np.ndarray, **options: Any) -> "F
 
 
 def _by_out_of_bag(forest: Forest, x: np.ndarray, y: np.ndarray, y_scaler: Standardizer) -> Forest:
-    """A forest with the whole distribution, whose shape is learned from the rows that trees were grown without."""
+    """A forest with the whole distribution; its shape is learned from rows that trees were grown without."""
     leaves, counts = forest.trees.apply(x), _bootstrap_counts(forest.trees, len(y))
     targets = LeafTargets.of(_trees_of(forest.trees), leaves, counts, y)
-    known = (counts == 0).any(axis=0)  # of few trees not all rows
+    known = (counts == 0).any(axis=0)  # with few trees, not all rows
     slices = targets.slices(leaves[known], out_of_bag_weights(counts[:, known] > 0))
     return replace(forest, distribution=WholeDistribution(targets, Shape.of(slices, y[known]), y_scaler))
 
 
 def _out_of_fold(grow: Callable, x: np.ndarray, y: np.ndarray, num_trees: int, seed: int) -> tuple[Slices, np.ndarray]:
-    """The slices of all rows, each by a forest grown without its fold, and their targets in the same order.
+    """The slices of all rows, each by a forest grown without the row's fold, and their targets in the same order.
 
-    These forests have a tenth of the trees, but at least ten, or all.
+    These forests have a tenth of the trees, but at least ten, or all trees if there are fewer.
     """
     number = min(num_trees, max(_FOLDS, num_trees // _FOLDS))
     folds = np.array_split(np.random.default_rng(seed).permutation(len(y)), _FOLDS)
@@ -400,55 +407,57 @@ def _trees_of(forest: "GrownForest") -> list:
 
 
 def _bootstrap_counts(forest: "GrownForest", rows: int) -> np.ndarray:
-    """How often a row is in the bootstrap sample of each tree [T, n]."""
+    """How often each row is in the bootstrap sample of each tree [T, n]."""
     if isinstance(forest, ForestArrays):
         return np.asarray(forest.counts)
     return np.stack([np.bincount(sample, minlength=rows) for sample in forest.estimators_samples_])
 
 
 def _forest_moments(forest: "GrownForest", x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The means and stds of the distribution that draws a tree, and then a row of the leaf that x falls into."""
+    """The means and stds of the distribution that draws a tree, and then a row in the leaf that x falls into."""
     means, variances = _leaves(forest, x)
     return _moments_of_leaves(means, variances, np.full((len(means), 1), 1 / len(means)))
 
 
 def _leaves(forest: "GrownForest", x: np.ndarray, number: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and variance [T, n] of the target in the leaves that the rows fall into, of all trees or the first."""
+    """The target's mean and variance [T, n] in the leaves that the rows fall into, for all trees or the first ones."""
     trees = _trees_of(forest)[:number]
     leaves = forest.apply(x).T[:number]
     means = np.stack([tree.value[leaf, 0, 0] for tree, leaf in zip(trees, leaves, strict=True)])
-    # The impurity of a leaf is the variance of its rows: up to rounding, which takes it below 0 where all are alike.
+    # The impurity of a leaf is the variance of its targets, up to rounding: it can be below 0 where all are equal.
     variances = np.stack([tree.impurity[leaf].clip(0) for tree, leaf in zip(trees, leaves, strict=True)])
     return means, variances
 
 
 def _moments_of_leaves(means: np.ndarray, variances: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The mean and the std of every row, of trees with weights [T, n] that sum to 1."""
+    """The mean and the std of every row, from trees with weights [T, n] that sum to 1."""
+    # mean = sum_t w_t m_t and variance = sum_t w_t (v_t + (m_t - mean)^2)
     mean = (weights * means).sum(axis=0)
     return mean, np.sqrt((weights * (variances + (means - mean) ** 2)).sum(axis=0))
 
 
 def _check_grown_on(tree: Any, leaf: np.ndarray, count: np.ndarray, targets: np.ndarray | None) -> None:
-    """Raise ValueError unless a tree was grown on rows that fall into these leaves, each so many times."""
+    """Raise ValueError unless a tree was grown on rows in these leaves, each row `count` times."""
     is_leaf = tree.children_left < 0
     in_leaf = np.bincount(leaf, weights=count, minlength=tree.node_count)[is_leaf]
     if not np.array_equal(in_leaf, tree.weighted_n_node_samples[is_leaf]):
-        raise ValueError("x must be the inputs that the forest was fitted to, in the same order; other rows came.")
+        raise ValueError("x must be the inputs that the forest was fitted to, in the same order; got other rows.")
     if targets is None:
         return
+    # The mean target of a leaf is sum(count * target) / sum(count) over the rows in it.
     means = np.bincount(leaf, weights=count * targets, minlength=tree.node_count)[is_leaf] / in_leaf
     if not np.allclose(means, tree.value[is_leaf, 0, 0], atol=1e-4 * targets.std()):
-        raise ValueError("y must be the targets that the forest was fitted to, in the same order; others came.")
+        raise ValueError("y must be the targets that the forest was fitted to, in the same order; got other targets.")
 
 
 def out_of_bag_weights(in_bag: np.ndarray) -> np.ndarray:
-    """For every row equal weights, with sum 1, of the models whose samples it is not in.
+    """For every row, equal weights with sum 1 for the models whose samples do not contain it.
 
     Args:
         in_bag: [m, n] whether row i is in the sample of model k.
 
     Raises:
-        ValueError: if there is a row that is in all samples.
+        ValueError: if a row is in all samples.
     """
     without = ~in_bag
     numbers = without.sum(axis=0)

@@ -1,7 +1,7 @@
 """A point network: a multilayer perceptron trained on the squared error, with early stopping.
 
-The setting of `preset="paper"` is that of RIO (Qiu, Meyerson and Miikkulainen, "Quantifying Point-Prediction
-Uncertainty in Neural Networks via Residual Estimation with an I/O Kernel", ICLR 2020, appendix D.1).
+`preset="paper"` is the setting of RIO: Qiu, Meyerson and Miikkulainen, "Quantifying Point-Prediction Uncertainty in
+Neural Networks via Residual Estimation with an I/O Kernel", ICLR 2020, appendix D.1.
 """
 
 from functools import partial
@@ -32,17 +32,17 @@ def fit(
 ) -> "MLP":
     """Train a ReLU network on the mean squared error by Adam.
 
-    `preset="paper"` repeats the published code where it differs:
+    `preset="paper"` repeats the published code, which differs in these points:
 
-    - the optimizer is RMSprop with Keras's defaults, its learning rate 1e-3 and the patience 10, and the inputs are
-      standardized alone;
+    - the optimizer is RMSprop with Keras's defaults, its learning rate is 1e-3 and the patience 10;
+    - the inputs are standardized alone: their tails are not made logarithmic, and no scales are trained;
     - the target is left as it is, so the result depends on its unit;
-    - the validation rows are the last ones in the order given: the rows must come shuffled, as the paper's;
+    - the validation rows are the last ones in the order given: the rows must come shuffled, as in the paper;
     - the weights of the last epoch are kept, `patience` epochs after the best one.
 
     Works under `jit` and, over keys and over folds of equal size, under `eqx.filter_vmap`. Predictions are
-    differentiable in x. So is a training by `steps`, of Adam as the other, in x, y, the initial weights, the
-    learning rate and the weight decay; a derivative through a training without `steps` is refused.
+    differentiable in x. With `steps`, the optimizer is also Adam, and the training has derivatives in x, y, the initial
+    weights, the learning rate and the weight decay. A derivative through a training without `steps` is refused.
 
     Args:
         x: inputs [n, d], or a data frame (`jaxcal.frames`); a vector [n] is one column.
@@ -50,13 +50,13 @@ def fit(
         key: random key of the weights, the validation rows and the batches.
         categorical: the columns of x whose values have no order, by position, or of a data frame by name.
         preset: None, or "paper" for the setting described above.
-        **options: of the training, as `jaxcal.networks.TrainingOptions` and, of steps, `jaxcal.networks.StepOptions`
-            describe them.
+        **options: of the training, as in `jaxcal.networks.TrainingOptions` and, for steps,
+            `jaxcal.networks.StepOptions`.
 
     Raises:
         TypeError: if key is no random key.
-        ValueError: if x or y is empty, not finite or of the wrong shape, or an option is out of its range. What else is
-            raised in training, `jaxcal.networks.TrainingOptions` and `jaxcal.networks.StepOptions` say.
+        ValueError: if x or y is empty, not finite or of the wrong shape, or an option is out of its range.
+            `jaxcal.networks.TrainingOptions` and `jaxcal.networks.StepOptions` list the other errors of a training.
 
     Example:
         >>> import jax, numpy as np
@@ -86,16 +86,16 @@ class MLP(TrainedNetwork[Point]):
     """A trained point network; made by `fit`.
 
     Attributes:
-        network: the weights; and those of `jaxcal.networks.TrainedNetwork`.
+        network: the weights. `jaxcal.networks.TrainedNetwork` describes the other fields.
     """
 
     network: FeedForward
 
     def features(self, x: Table, *, layer: int = -1) -> Float[Array, "n width"]:
-        """The activations of a hidden layer at the rows of x: what a calibrator may use in place of x.
+        """The activations of a hidden layer at the rows of x: a calibrator may use them in place of x.
 
         Args:
-            x: inputs as of the call.
+            x: inputs as in the call.
             layer: which hidden layer: 0 is the first one, -1 the last one.
 
         Raises:
@@ -119,7 +119,7 @@ class MLP(TrainedNetwork[Point]):
 
     @property
     def in_numpy(self) -> bool:
-        """Whether NumPy can predict by it."""
+        """Whether NumPy can predict with it."""
         return self.network.in_numpy
 
     def _distribution(self, x: Float[AnyArray, "n d"]) -> Point:

@@ -1,10 +1,11 @@
 """The attentive neural process: a network that predicts new rows from a few known ones, its context.
 
-Kim, Mnih, Schwarz, Garnelo, Eslami, Rosenbaum, Vinyals & Teh, "Attentive Neural Processes", ICLR 2019. `Network` is its
-figure 2 without self-attention, `_negative_elbo` the negative of eq. 3 divided by the number of targets. The initial
-values are those of the authors' code (https://github.com/google-deepmind/neural-processes). Sizes and `preset="paper"`
-are of RIO's Table 1 (Qiu, Meyerson & Miikkulainen, "Quantifying Point-Prediction Uncertainty in Neural Networks via
-Residual Estimation with an I/O Kernel", ICLR 2020, appendix D.1).
+Kim, Mnih, Schwarz, Garnelo, Eslami, Rosenbaum, Vinyals & Teh, "Attentive Neural Processes", ICLR 2019. `Network` is
+figure 2 of this paper without self-attention. `_negative_elbo` is the negative of eq. 3 divided by the number of
+targets. The initial values are from the authors' code (https://github.com/google-deepmind/neural-processes).
+
+The sizes and `preset="paper"` are from RIO's Table 1: Qiu, Meyerson & Miikkulainen, "Quantifying Point-Prediction
+Uncertainty in Neural Networks via Residual Estimation with an I/O Kernel", ICLR 2020, appendix D.1.
 """
 
 import math
@@ -36,14 +37,14 @@ from jaxcal.optimize import num_train, train_steps
 XY = tuple[Float[AnyArray, "_ _ d"], Float[AnyArray, "_ _"]]
 
 _HEADS = 8
-# A fraction of the rows that are drawn for a step is context at most, and all of them are targets.
+# The context has at most this fraction of the rows that are drawn for a step, and all drawn rows are targets.
 _CONTEXT_FRACTION = 0.8
 _LEAST_CONTEXT = 3
-# The std of the latents lies between these.
+# The bounds of the std of the latents.
 _LEAST_LATENT_STD, _MOST_LATENT_STD = 0.1, 1.0
-# So many steps are taken between two checks of the validation loss.
+# The number of steps between two checks of the validation loss.
 _STEPS = 100
-# The context that predictions are made from has so many rows at most.
+# The most rows of the context that predictions are made from.
 _MOST_KEPT = 1000
 
 
@@ -66,54 +67,57 @@ def fit(
 ) -> "NeuralProcess":
     """Train an attentive neural process by Adam, on random contexts out of the rows given.
 
-    A context, some rows (x_i, y_i), says what is known of a function. Its summary z, "latent", has a normal
-    distribution that a network finds from the mean over the context; at a point x, eight heads of attention pick what
-    the rows near it say; from both and x comes the normal distribution of y. In a step, rows are drawn for each of
-    `batch_size` contexts, a random number of which, 3 to `max_context`, are the context, while all are predicted: the
-    loss is the negative log likelihood, given z from all of the rows, plus the divergence of that z from the one of the
-    context.
+    A context, some rows (x_i, y_i), says what is known of a function. Its summary is a latent vector z with a normal
+    distribution, which a network computes from the mean over the context. At a point x, eight heads of attention pick
+    what the nearby rows of the context say. From z, the attention and x comes the normal distribution of y.
 
-    A random fraction of the rows is the validation set: after every hundred steps it is predicted from `max_context`
-    others. Training stops when that has not become better `patience` times, and the weights of the best time are kept.
-    Predictions are made from all rows, or a thousand random ones.
+    A step of the training draws rows for each of `batch_size` contexts. A random number of them, 3 to `max_context`,
+    are the context, and all of them are predicted. The loss is the negative log likelihood, given z from all of the
+    rows, plus a divergence. It is the divergence of z's distribution given all of the rows from its distribution given
+    the context.
 
-    y of shape [f, n] is a family of f functions: each context is then from one of them, a fraction of the functions
-    is the validation set, and what is learned is how to go on from the context of another one, which every call must be
-    given.
+    A random fraction of the rows is the validation set. After every hundred steps it is predicted from `max_context`
+    other rows. Training stops when the validation loss has not improved `patience` times in a row, and the weights of
+    the best time are kept. Predictions are made from all rows, or from a thousand random ones.
 
-    Inputs and target are standardized by the rows given here, so y -> a y + b changes the prediction exactly so, up to
-    rounding.
+    y of shape [f, n] is a family of f functions. Each context is then from one function, and a fraction of the
+    functions is the validation set. The network learns to predict a new function from its context, which every call
+    must be given.
 
-    `preset="paper"` is the setting of RIO's Table 1: learning rate 1e-4, 2000 steps, after which the last weights are
-    kept, no std below a tenth of the target's, and predictions from `max_context` rows. There is no validation set and
-    no validation loss: if it is trained for longer, it memorizes rows and becomes overconfident.
+    Inputs and target are standardized by the rows given here. So y -> a y + b changes the prediction in exactly this
+    way, up to rounding.
+
+    `preset="paper"` is the setting of RIO's Table 1: learning rate 1e-4 and 2000 steps, after which the last weights
+    are kept. No std is below a tenth of the target's std, and predictions are made from `max_context` rows. There is no
+    validation set and no validation loss. If the network is trained for longer, it memorizes rows and becomes
+    overconfident.
 
     Works under `jit` and, over keys and over tables of equal size, under `eqx.filter_vmap`. Predictions are
     differentiable in x and in the context; a derivative through the training is refused.
 
     Args:
-        x: inputs [n, d], or a data frame (`jaxcal.frames`), or [f, n, d] of several functions; a vector [n] is one
-            column.
+        x: inputs [n, d], or a data frame (`jaxcal.frames`), or inputs [f, n, d] of several functions; a vector [n] is
+            one column.
         y: targets [n], or [f, n] of several functions. A constant target is predicted exactly, with std 0.
         key: random key of the weights, the validation set, the contexts and the latents.
-        categorical: the columns of x whose values have no order, by position, or of a data frame by name; of one
+        categorical: the columns of x whose values have no order, by position, or of a data frame by name; only for one
             function.
         max_context: the most rows of a context in training.
-        num_samples: how many values of z, drawn once, a prediction is the mixture of; None for the normal distribution
-            at its mean.
-        width: units of every hidden layer, and the number of latents; a multiple of 8.
+        num_samples: a prediction is the mixture over this many values of z, drawn once; None for the normal
+            distribution at the mean of z.
+        width: units of every hidden layer, and number of latents; a multiple of 8.
         learning_rate: of Adam (default 1e-3).
         batch_size: contexts a step.
-        max_iterations: steps of Adam to stop at, above one hundred rounded up to hundreds (default 10,000).
-        patience: hundreds of steps without improvement to stop at.
-        validation_fraction: fraction of the rows, or of the functions, in the validation set; not of the preset.
-        preset: None, or "paper" as above.
+        max_iterations: the most steps of Adam (default 10,000); a number above one hundred is rounded up to hundreds.
+        patience: training stops after this many hundreds of steps without improvement.
+        validation_fraction: fraction of the rows, or of the functions, in the validation set; the preset has none.
+        preset: None, or "paper", as above.
         throw: whether to raise if training diverges; the module's `training.result` says so in any case.
 
     Raises:
         TypeError: if key is no random key.
-        ValueError: if x or y is empty, not finite or of the wrong shape, there are fewer than four rows (of every
-            function), or an option is out of its range.
+        ValueError: if x or y is empty, not finite or of the wrong shape, or if there are fewer than four rows (of every
+            function). Also if an option is out of its range.
         FloatingPointError: if the loss becomes NaN or infinite, and `throw`.
 
     Example:
@@ -172,16 +176,16 @@ def fit(
 
 
 class Network(eqx.Module):
-    """What predicts from a context; for one function, in standardized units.
+    """The network that predicts one function from a context, in standardized units.
 
     Attributes:
-        latent_encoder: of a row of the context, for the latents.
-        latent_distribution: the mean and the spread of the latents from the mean over the rows.
-        encoder: of a row of the context, for the attention.
-        embedding: of inputs, by which a point and the rows of the context are compared.
-        attention: which of the encoded rows a point attends to.
-        decoder: the mean and the spread of the target.
-        least_std: of the target.
+        latent_encoder: encodes a row of the context for the latents.
+        latent_distribution: maps the mean over the encoded rows to the mean and the spread of the latents.
+        encoder: encodes a row of the context for the attention.
+        embedding: embeds inputs; the embeddings of a point and of the context's rows are compared.
+        attention: weighs the encoded rows that a point attends to.
+        decoder: gives the mean and the spread of the target.
+        least_std: the least std of the target.
     """
 
     latent_encoder: FeedForward
@@ -211,10 +215,11 @@ class Network(eqx.Module):
     def summary(
         self, x: Float[Array, "c d"], y: Float[Array, " c"], present: Bool[Array, " c"] | None = None
     ) -> tuple[Float[Array, " latents"], Float[Array, " latents"]]:
-        """The mean and the std of the latents, given the rows of a context that are present, or all."""
+        """The mean and the std of the latents, given the rows of a context that are present, or all rows."""
         rows = jax.vmap(self.latent_encoder)(jnp.column_stack([x, y]))
         where = None if present is None else present[:, None]
         mean, spread = jnp.split(self.latent_distribution(jnp.mean(rows, axis=0, where=where)), 2)
+        # std = 0.1 + 0.9 sigmoid(spread)
         return mean, _LEAST_LATENT_STD + (_MOST_LATENT_STD - _LEAST_LATENT_STD) * jax.nn.sigmoid(spread)
 
     def seen(
@@ -224,7 +229,7 @@ class Network(eqx.Module):
         context_y: Float[Array, " c"],
         present: Bool[Array, " c"] | None = None,
     ) -> Float[Array, "n width"]:
-        """What the rows of the context that are present, or all, say about every point."""
+        """The output of the attention at every point, from the rows of the context that are present, or all rows."""
         keys, queries = jax.vmap(self.embedding)(context_x), jax.vmap(self.embedding)(x)
         values = jax.vmap(self.encoder)(jnp.column_stack([context_x, context_y]))
         mask = None if present is None else jnp.broadcast_to(present, (x.shape[0], present.shape[0]))
@@ -235,6 +240,7 @@ class Network(eqx.Module):
     ) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
         """The mean and the std of the target at every point."""
         mean, spread = jax.vmap(lambda x, seen: self.decoder(jnp.concatenate([x, seen, latents])))(x, seen).T
+        # std = least + (1 - least) softplus(spread)
         return mean, self.least_std + (1 - self.least_std) * jax.nn.softplus(spread)
 
 
@@ -243,15 +249,16 @@ class NeuralProcess(eqx.Module):
 
     Attributes:
         network: the weights.
-        context: standardized rows (x, y) that predictions are made from where a call gives none; None if it was
-            trained on several functions.
-        noise: standard normal values of the latents, one row a member of the mixture; None for the normal distribution.
+        context: standardized rows (x, y) that predictions are made from where a call gives none. None after a training
+            on several functions.
+        noise: standard normal values of the latents, one row for each member of the mixture; None for the normal
+            distribution.
         columns: what the columns of the training inputs were.
         x_scaler: the standardization of the inputs.
         y_scaler: the standardization of the target.
-        iterations: how many steps were taken.
-        training: how training went, a `jaxcal.networks.TrainingRecord`, whose epochs are of a hundred steps; its loss
-            is the negative log likelihood with the latents at their mean.
+        iterations: number of steps that were taken.
+        training: how training went, a `jaxcal.networks.TrainingRecord`. An epoch is a hundred steps. The loss is the
+            negative log likelihood with the latents at their mean.
     """
 
     network: Network
@@ -264,15 +271,14 @@ class NeuralProcess(eqx.Module):
     training: TrainingRecord
 
     def __call__(self, x: Table, *, context: tuple[Table, ArrayLike] | None = None) -> Normal | Mixture:
-        """The predictions at the rows of x; the same for a row whatever the others are.
+        """The predictions at the rows of x; a row's prediction does not depend on the other rows.
 
         Args:
             x: inputs [n, d], or a data frame, as `Columns.table` takes them; a vector [n] is one column.
-            context: the rows ([c, d], [c]) that are known of the function, in any order; None for those that `fit`
-                was given.
+            context: the known rows ([c, d], [c]) of the function, in any order; None for the rows of `fit`.
 
         Raises:
-            ValueError: if x or the context is empty, not finite, or has other columns than the training inputs; if
+            ValueError: if x or the context is empty, not finite, or has other columns than the training inputs. Also if
                 there is no context.
         """
         x = self.columns(x)
@@ -282,7 +288,7 @@ class NeuralProcess(eqx.Module):
             _checks.check_rows("context[0]", context_x, 1)
             known = self.x_scaler(context_x), self.y_scaler(context_y)
         elif self.context is None:
-            raise ValueError("the process was trained on several functions: give the context of the one to predict.")
+            raise ValueError("the process was trained on several functions: give the context of the predicted one.")
         else:
             known = self.context
         return _predict(_Informed.of(self, *known), x)
@@ -291,7 +297,7 @@ class NeuralProcess(eqx.Module):
 def _as_functions(
     x: Table, y: Series, categorical: Categorical
 ) -> tuple[Columns, Float[Array, "f n d"], Float[Array, "f n"]]:
-    """Checked rows of one function or of several, and the columns of the inputs."""
+    """The columns of the inputs, and checked rows of one function or of several."""
     if np.ndim(y) != 2:
         columns, x, y = as_data(x, y, categorical)
         x, y = _only_function(x, y)
@@ -303,7 +309,7 @@ def _as_functions(
             raise ValueError(f"x must have shape (f, n, d) with y of shape (f, n) = {y.shape}; got {x.shape}.")
         _checks.check_finite("x", x)
         if categorical:
-            raise ValueError("categorical columns are for one function: x has those of several.")
+            raise ValueError("categorical columns are for one function: x has several functions.")
         columns = Columns.of(x)
     _checks.check_at_least("the number of rows of a function", y.shape[1], _LEAST_CONTEXT + 1)
     return columns, x, y
@@ -315,13 +321,14 @@ def _only_function(x: Float[AnyArray, "n d"], y: Float[AnyArray, " n"]) -> XY:
 
 
 class _Sizes(NamedTuple):
-    """How many rows are drawn for a context and its targets, and how many of them are the context at most."""
+    """The number of rows that are drawn for a context and its targets, and the most of them in the context."""
 
     num_rows: int
     most: int
 
     @classmethod
     def of(cls, n: int, max_context: int) -> "_Sizes":
+        # max_context / 0.8 + 1 rows are drawn if there are as many; at least one of them is not in the context.
         num_rows = min(n, round(max_context / _CONTEXT_FRACTION) + 1)
         return cls(num_rows, min(max_context, num_rows - 1))
 
@@ -336,7 +343,7 @@ class _Question(NamedTuple):
 
 
 class _Rows(NamedTuple):
-    """Standardized rows: to train on, to stop by if there are any, and to predict from."""
+    """Standardized rows to train on, to stop by if there are any, and to predict from."""
 
     train: XY
     validation: _Question | None
@@ -369,7 +376,7 @@ def _divided(
     max_context: int,
     indicators: tuple[int, ...],
 ) -> _Rows:
-    """The rows in an order; without a fraction for validation all of them are trained on."""
+    """The rows in the given order; without a validation fraction, all of them are trained on."""
     dtype = np.result_type(x.dtype, y.dtype)
     inputs, targets = x.astype(dtype).reshape(-1, x.shape[2]), y.astype(dtype).ravel()
     x_scaler, y_scaler = Standardizer.of(inputs).without(indicators), Standardizer.of(targets)
@@ -398,14 +405,14 @@ def _held_out(
 
 
 class _Numbers(NamedTuple):
-    """How many rows of every function there are; arrays where there are more, which fill up."""
+    """The number of rows of every function; arrays where the rows are padded."""
 
     train: int | Int[AnyArray, ""]
     validation: int | Int[AnyArray, ""]
 
 
 def _in_buckets(rows: _Rows, key: PRNGKeyArray) -> tuple[XY, _Question | None, _Numbers]:
-    """The rows to train on and the validation set, filled up where they can be: nearby numbers share a program."""
+    """The rows to train on and the validation set, padded where possible: nearby numbers of rows share a program."""
     train, question = rows.train, rows.validation
     numbers = _Numbers(train[1].shape[1], 0 if question is None else question.y.shape[1])
     if not (can_be_filled(train, question, key) and _random.draws_prefixes(key)):
@@ -432,9 +439,9 @@ def _attention(width: int, dtype: DTypeLike, *, key: PRNGKeyArray) -> eqx.nn.Mul
 
 
 def _with_two_outputs(network: FeedForward) -> FeedForward:
-    """The network with the initial values of two last layers, one for each half of its outputs."""
+    """The network, with initial values as of two last layers, one for each half of its outputs."""
     out_size, in_size = network.layers[-1].weight.shape
-    # The limits of both Glorot-uniform distributions have this ratio.
+    # The limits of the two Glorot-uniform distributions, sqrt(6 / (fan_in + fan_out)), have this ratio.
     ratio = math.sqrt((in_size + out_size) / (in_size + out_size // 2))
     return eqx.tree_at(lambda n: n.layers[-1].weight, network, replace_fn=lambda weight: ratio * weight)
 
@@ -449,9 +456,9 @@ def _loss(
     sizes: _Sizes,
     batch_size: int,
 ) -> Float[Array, " batch"]:
-    """For `train_steps`: of so many new contexts; or of the validation set.
+    """The losses of `batch_size` new contexts, or of the validation set: a loss for `train_steps`.
 
-    Without a validation set, a call without a key is of contexts that are always the same: their loss tells whether
+    Without a validation set, a call without a key uses contexts that are always the same. Their loss shows whether
     training has diverged.
     """
     if validation is not None:
@@ -462,9 +469,9 @@ def _loss(
 
 
 def _draw(rows: XY, n: int | Int[Array, ""], sizes: _Sizes, batch_size: int, key: PRNGKeyArray):
-    """Rows (x, y), of the first n of a function, for each of some contexts, and how many of them are the context."""
+    """For each of some contexts, rows (x, y) out of the first n of a function, and how many of them are the context."""
     (f, length), keys = rows[1].shape, jax.random.split(key, 4)
-    # One order for all, from which each takes a window: it is the dearest part of a step.
+    # All contexts take windows of one random order: drawing it is the most expensive part of a step.
     order = _random.leading(keys[0], length, n)
     first = jax.random.randint(keys[1], (batch_size, 1), 0, n)
     chosen = order[(first + jnp.arange(sizes.num_rows)[None]) % n]
@@ -475,10 +482,11 @@ def _draw(rows: XY, n: int | Int[Array, ""], sizes: _Sizes, batch_size: int, key
 
 
 def _context_loss(network: Network, x, y, num_context, noise: Float[Array, " latents"]) -> Float[Array, ""]:
-    """The negative ELBO of one context: the first rows; all rows are targets."""
+    """The negative ELBO of one context, the first `num_context` rows; all rows are targets."""
     present = jnp.arange(y.shape[0]) < num_context
     prior, posterior = network.summary(x, y, present), network.summary(x, y)
     mean, std = posterior
+    # z = mean + std * noise is a draw from q(z | targets)
     predicted = network.decode(x, network.seen(x, x, y, present), mean + std * noise)
     return _negative_elbo(y, predicted, posterior, prior)
 
@@ -489,7 +497,7 @@ def _negative_elbo(
     posterior: tuple[Float[Array, " latents"], Float[Array, " latents"]],
     prior: tuple[Float[Array, " latents"], Float[Array, " latents"]],
 ) -> Float[Array, ""]:
-    """The negative evidence lower bound (eq. 3) divided by the number n of targets; the expectation is taken at one z.
+    """The negative evidence lower bound (eq. 3) over the number n of targets; the expectation is estimated at one z.
 
         -(sum_i log N(y_i; mean_i, std_i^2) - KL(q(z | targets) || q(z | context))) / n.
 
@@ -501,12 +509,13 @@ def _negative_elbo(
     """
     (mean, std), (prior_mean, prior_std) = posterior, prior
     ratio = std / prior_std
+    # KL(N(m, s^2) || N(m0, s0^2)) = sum((s / s0)^2 + ((m - m0) / s0)^2 - 1 - 2 log(s / s0)) / 2
     divergence = jnp.sum(ratio**2 + ((mean - prior_mean) / prior_std) ** 2 - 1 - 2 * jnp.log(ratio)) / 2
     return divergence / y.shape[0] - jnp.mean(normal.log_prob(y, *predicted))
 
 
 def _answer_loss(network: Network, number: int | Int[Array, ""], question: _Question) -> Float[Array, ""]:
-    """The mean negative log likelihood of so many first rows that are predicted from a context.
+    """The mean negative log likelihood of the first `number` rows, predicted from a context.
 
     The latents are at their mean.
     """
@@ -517,7 +526,7 @@ def _answer_loss(network: Network, number: int | Int[Array, ""], question: _Ques
 
 
 class _Informed(NamedTuple):
-    """A process without its own context, and a context, of which some rows are present; all where that is None."""
+    """A process without its own context, and a context whose rows are `present`, or all present where that is None."""
 
     process: NeuralProcess
     context: tuple[Float[Array, "c d"], Float[Array, " c"]]
@@ -525,7 +534,7 @@ class _Informed(NamedTuple):
 
     @classmethod
     def of(cls, process: NeuralProcess, x: Float[Array, "c d"], y: Float[Array, " c"]) -> "_Informed":
-        """By these rows, which are filled up where they can be."""
+        """The process and these rows, which are padded where possible."""
         process = replace(process, context=None)
         if not can_be_filled(process, x, y):
             return cls(process, (x, y), None)

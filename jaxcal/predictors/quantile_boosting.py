@@ -1,10 +1,12 @@
 """Gradient boosting of quantiles: trees boosted on the pinball loss at a grid of levels, moved by held-out rows.
 
-Boosted trees are scikit-learn's HistGradientBoostingRegressor (the extra `forests`), or, where installed, those of
-LightGBM, XGBoost and CatBoost: the packages do the work. Their quantiles cross and cover too little, as those of the
-rows that they were fitted to. They are sorted (Chernozhukov, Fernandez-Val & Galichon, Econometrica 78, 2010), and each
-is moved by the errors of held-out rows, as in Romano, Patterson & Candes, "Conformalized Quantile Regression", NeurIPS
-2019, every level by itself.
+The boosted trees are scikit-learn's HistGradientBoostingRegressor (the extra `forests`), or LightGBM's, XGBoost's or
+CatBoost's where these are installed. The packages do the work. Their quantiles cross, and they cover new rows too
+little, because they were fitted to the training rows.
+
+So the quantiles are sorted (Chernozhukov, Fernandez-Val & Galichon, Econometrica 78, 2010). Then the errors of held-out
+rows move the quantile of each level by itself, as in Romano, Patterson & Candes, "Conformalized Quantile Regression",
+NeurIPS 2019.
 """
 
 import importlib
@@ -26,9 +28,10 @@ from jaxcal.predictors import _tree_arrays
 
 _LEVELS = (0.025, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.975)
 _HELD_OUT = 0.2
-# Of the target's standard deviation: boosted trees come as near to a value by rounding alone.
+# A value that is nearer than this to a target, in stds of the target, differs from it by the rounding of boosted trees
+# alone.
 _ROUNDING = 1e-6
-# Of fewer rows too few are held out.
+# With fewer rows, too few are held out.
 _LEAST_ROWS = 10
 
 
@@ -42,20 +45,23 @@ def fit(
     levels: Sequence[float] = _LEVELS,
     **options: Any,
 ) -> "QuantileBoosting":
-    """Boost trees on the pinball loss of every level, and move each quantile by what held-out rows say.
+    """Boost trees on the pinball loss of every level, and move each quantile by the errors of held-out rows.
 
-    A random fifth of the rows is held out. With q_p(x) the boosted quantile at level p, sorted over the levels, and E_p
-    the quantile at level p of the errors y - q_p(x) of the held-out rows, of which the j-th smallest of N has the level
-    j / (N + 1), the prediction is q_p(x) + E_p, sorted again. So each level covers new rows as it says, up to the
-    chance of N rows. Where N + 1 < 1 / p it is the least error, and covers more than p; likewise above.
+    A random fifth of the rows, N rows, is held out. The boosted quantiles at x are sorted over the levels; q_p(x) is
+    the quantile at level p. E_p is the quantile at level p of the errors y - q_p(x) of the held-out rows. The j-th
+    smallest of the N errors has the level j / (N + 1). The prediction is q_p(x) + E_p, sorted again.
 
-    The distribution is linear between the levels and ends at the outermost: it has no density beyond. A quantile that
-    differs from a target of the fit by rounding is that target, so that intervals hold a value that many rows have.
+    So each quantile covers the fraction p of new rows, up to the random error of N held-out rows. Where N + 1 < 1 / p,
+    E_p is the least error, and the quantile covers more than p. The same holds above, with the largest error.
 
-    Quantiles of a model that is fitted already are `jaxcal.Quantiles(levels, values, sort=True)`, and
-    `jaxcal.conformal.fit(x, base, y, score="quantile")` calibrates them by rows that it was not fitted to.
+    The distribution function is linear between the levels and ends at the outermost levels: there is no density beyond.
+    A quantile that differs from a training target by rounding alone becomes this target. So intervals contain a value
+    that many rows have.
 
-    The target is standardized by the rows given here. The trees are those of other packages: neither fit nor prediction
+    The quantiles of a model that is already fitted are `jaxcal.Quantiles(levels, values, sort=True)`. Then
+    `jaxcal.conformal.fit(x, base, y, score="quantile")` calibrates them by rows that the model was not fitted to.
+
+    The target is standardized by the rows given here. The trees come from other packages: neither fit nor prediction
     runs under `jit`, `vmap` or `grad`.
 
     Args:
@@ -63,16 +69,16 @@ def fit(
         y: targets [n].
         key: random key of the held-out rows and of the trees.
         categorical: the columns of x whose values have no order, by position, or of a data frame by name.
-        model: the package: "scikit-learn" or "lightgbm", which boost every level by itself, "xgboost" or "catboost",
-            which boost all together.
+        model: the package. "scikit-learn" and "lightgbm" boost every level by itself; "xgboost" and "catboost" boost
+            all levels together.
         levels: of the quantiles, strictly increasing in (0, 1).
         **options: of `HistGradientBoostingRegressor`, `LGBMRegressor`, `XGBRegressor` or `CatBoostRegressor`.
 
     Raises:
         ImportError: if the package is not installed.
         TypeError: if x or y is traced by a transformation of JAX; if key is no random key.
-        ValueError: if x or y is empty, not finite, of the wrong shape or fewer than ten rows; if y is constant without
-            the held-out rows; if the levels are out of (0, 1) or do not increase.
+        ValueError: if x or y is empty, not finite or of the wrong shape, or has fewer than ten rows. Also if y is
+            constant without the held-out rows, or if the levels are out of (0, 1) or do not increase.
 
     Example:
         >>> import jax, numpy as np
@@ -99,6 +105,8 @@ def fit(
     rows, targets = np.asarray(x, float), np.asarray(y_scaler(y), float)
     predict = _BOOST[model](rows[rest], targets[rest], grid, seed, options)
     errors = np.sort(targets[held_out, None] - np.sort(predict(rows[held_out]), axis=1), axis=0)
+    # E_p interpolates between the sorted errors, whose levels are j / (N + 1); beyond the ends it is the outermost
+    # error.
     ranks = np.arange(1, len(errors) + 1) / (len(errors) + 1)
     shift = np.array([np.interp(p, ranks, column) for p, column in zip(grid, errors.T, strict=True)])
     return QuantileBoosting(model, predict, grid, shift, y_scaler, np.unique(np.asarray(y, float)), columns)
@@ -106,18 +114,18 @@ def fit(
 
 @dataclass(frozen=True)
 class QuantileBoosting:
-    """Boosted quantiles; made by `fit`. No pytree, as nothing of it is a JAX array.
+    """Boosted quantiles; made by `fit`. It is no pytree, as it holds no JAX array.
 
-    `jaxcal.save` writes the trees of scikit-learn as arrays: what was loaded predicts the same without the package,
-    more slowly where rows are many. Those of the other packages can be pickled alone.
+    `jaxcal.save` writes the trees of scikit-learn as arrays. A loaded model predicts the same without the package, but
+    it is slower for many rows. Models of the other packages can only be pickled.
 
     Attributes:
         model: the package.
         predict: a function of inputs [n, d] that gives the boosted quantiles [n, k], in any order.
         levels: of the quantiles [k].
-        shift: by what each is moved [k]; this and the boosted quantiles are of the standardized target.
+        shift: what is added to each quantile [k]; it and the boosted quantiles are of the standardized target.
         y_scaler: the standardization of the target.
-        targets: the different ones, sorted.
+        targets: the distinct training targets, sorted.
         columns: what the columns of the training inputs were.
     """
 
@@ -141,18 +149,19 @@ class QuantileBoosting:
         """
         _checks.check_known("boosted trees", x)
         x = self.columns(x)
+        # sort(sort(q_p(x)) + E_p)
         moved = np.sort(self.predict(np.asarray(x, float)), axis=1) + self.shift
         placed = float(self.y_scaler.loc) + float(self.y_scaler.scale) * np.sort(moved, axis=1)
         return Quantiles(self.levels, self._without_rounding(placed).astype(x.dtype))
 
     def _to_save(self) -> "QuantileBoosting":
-        """With the arrays of the trees in place of scikit-learn's objects: `jaxcal.serialization`."""
+        """The model with arrays in place of scikit-learn's objects: `jaxcal.serialization`."""
         if self.model != "scikit-learn" or not isinstance(self.predict, _Each):
             return self
         return replace(self, predict=_Each(tuple(map(_tree_arrays.of_gradient_boosting, self.predict.models))))
 
     def _without_rounding(self, values: np.ndarray) -> np.ndarray:
-        """The values, or the targets that they differ from by rounding."""
+        """The values; a value that differs from a target by rounding alone is replaced by this target."""
         above = np.clip(np.searchsorted(self.targets, values), 1, len(self.targets) - 1)
         lower, upper = self.targets[above - 1], self.targets[above]
         nearest = np.where(values - lower < upper - values, lower, upper)

@@ -1,9 +1,9 @@
 """USNRT: a tree that splits where the uncertainty differs, with networks of mean and variance in its leaves.
 
 Ma, Yan & Zhang, "Improving Uncertainty Quantification of Variance Networks by Tree-Structured Learning" (2023). At
-every node a network is trained, and Levene's test looks among all splits for the one between whose sides the residuals'
-spread differs most; if that is significant, the node is split (section IV-B, algorithm 1). In every leaf a variance
-network is trained in its alternating form (section IV-D). Several such trees make the ensemble.
+every node a network is trained. Levene's test looks among all splits for the split between whose sides the spread of
+the residuals differs most. If that is significant, the node is split (section IV-B, algorithm 1). In every leaf a
+variance network is trained in its alternating form (section IV-D). Several such trees make the ensemble.
 """
 
 from collections.abc import Sequence
@@ -57,40 +57,43 @@ def fit(
 ) -> "USNRT":
     """Grow a tree by Levene's test on residuals, and train networks of mean and variance in its leaves.
 
-    ReLU networks are trained on the squared error, one without each of five folds of the rows. At a node with at least
-    2 `min_leaf` rows, all splits of the rows in two are looked at that leave `min_leaf` rows on either side, of a
-    continuous column by a threshold or of a categorical one by its categories. The one with the largest |T| of Levene's
-    test between the out-of-fold residuals of the sides is found (eq. 5 and 6; `functional.levene`), exactly up to 16
-    categories. Where its p-value is at most `significance`, the node is split. In a leaf, ReLU networks for the mean
-    and the variance are trained alternately, twice, as in `variance_network`'s alternating form (eq. 7). They start
-    from networks of all rows, the variance's trained on the out-of-fold residuals, and stay as these are where their
-    loss of the leaf's validation rows is not lower by its standard error: a leaf need not learn from few rows what all
-    have in common. The distribution of a row is N(m(x), v(x)) by the networks of its leaf; of several members, their
-    mixture.
+    ReLU networks are trained on the squared error, one without each of five folds of the rows. A node with at least 2
+    `min_leaf` rows may be split in two, by a threshold of a continuous column or by categories of a categorical column.
+    All splits that leave `min_leaf` rows on either side are searched. The search finds the largest |T| of Levene's test
+    between the out-of-fold residuals of the sides (eq. 5 and 6; `functional.levene`), exactly up to 16 categories.
+    Where its p-value is at most `significance`, the node is split.
 
-    All networks are trained as `jaxcal.networks.TrainingOptions` says. The validation set of a leaf are its rows among
-    a random fraction of all that no leaf of any member is trained on. By them the variance of every leaf is widened, as
-    `variance_network.fit` says, where the rows of all other leaves count as 50 more; and of several members the mixture
-    once more. A categorical column enters as indicators of its categories.
+    In a leaf, ReLU networks for the mean and the variance are trained alternately, twice, as in `variance_network`'s
+    alternating form (eq. 7). They start from networks of all rows, so a leaf need not learn from few rows what all rows
+    have in common. The variance network of all rows is trained on the out-of-fold residuals. A leaf's network stays as
+    it starts unless training lowers its loss of the leaf's validation rows by the standard error. The distribution of a
+    row is N(m(x), v(x)) by the networks of its leaf. With several members, it is the mixture of their distributions.
 
-    The least of very many p-values is small where nothing differs, too: the paper's rule, which knows nothing of it,
-    splits pure noise in 7 of 10 cases, and nearly always if it is skewed and centered by the mean.
+    All networks are trained as `jaxcal.networks.TrainingOptions` says. A random fraction of all rows is held out: no
+    leaf of any member is trained on them. The held-out rows in a leaf are its validation set. They widen the variance
+    of the leaf, as in `variance_network.fit`; the held-out rows of all other leaves count as 50 more. For several
+    members, the held-out rows also widen the mixture once more. A categorical column enters as indicators of its
+    categories.
+
+    The least of very many p-values is small even where nothing differs. The paper's rule does not correct for this. It
+    splits pure noise in 7 of 10 cases, and nearly always if the noise is skewed and centered by the mean.
     `correction="miller-siegmund"` is a bound for the largest |T|, "permutation" an exact test that permutes the
-    residuals, "none" the paper's rule. Of skewed residuals only the median-centered test holds its level.
+    residuals, and "none" the paper's rule. For skewed residuals, only the median-centered test holds its level.
 
-    A network's residuals on its own training rows are too small, and most so where it bends most: a split may follow
-    that in place of the noise. Out-of-fold residuals do not have this, but they have what the networks of the other
-    folds cannot fit, which differs from place to place, too: of few rows and little noise more than `significance` of
-    the fits are split where the noise is the same everywhere.
+    A network's residuals on its own training rows are too small, most of all where the network bends most. A split may
+    follow these places instead of the noise. Out-of-fold residuals do not have this fault. But they contain the parts
+    of the signal that the networks of the other folds cannot fit, which also differ from place to place. So with few
+    rows and little noise, more than the fraction `significance` of fits are split where the noise is the same
+    everywhere.
 
     A column of a data frame that is categorical or holds strings is taken as categorical. The fit keeps the names and
-    the labels; predictions take a frame, whose columns are looked up by their names, or an array of numbers.
+    the labels. Predictions take a frame, whose columns are looked up by their names, or an array of numbers.
 
     `preset="paper"` takes center="mean" (eq. 5), correction="none", step=10 and num_folds=1, as in the paper's
-    experiments; the authors' code centers at the median. At every node a network of its own is trained (section IV-B),
-    and the networks of the leaves start anew. The hidden layers have 8d and 4d units at nodes and 4d and 2d in leaves,
-    with tanh for ReLU in the network of the variance, where d is the number of columns; learning rate 0.01, batches of
-    64 and patience 25. Every training draws validation rows of its own, and nothing is widened.
+    experiments; the authors' code centers at the median. Every node trains its own network (section IV-B), and the
+    networks of the leaves start anew. With d columns, the hidden layers have 8d and 4d units at nodes, and 4d and 2d
+    units in leaves. The network of the variance has tanh in place of ReLU. The learning rate is 0.01, the batch size 64
+    and the patience 25. Every training draws its own validation rows, and nothing is widened.
 
     A tree grows by the values of its rows: the fit does not run under `jit` or `vmap`. Predictions do, and are
     differentiable in x within a leaf.
@@ -100,25 +103,26 @@ def fit(
         y: targets [n]. A constant target is predicted exactly, with std 0.
         key: random key of the weights, the validation rows, the batches and the permutations.
         categorical: the columns of x whose values have no order, by position, or of a data frame by name.
-        unseen: what a category is that was not there in the fit: an "error", or the "majority" category in its place.
-        num_members: how many trees, each with networks of its own.
-        min_leaf: the least rows of a leaf; "auto" is a tenth of the rows, or 200 if that is more, with the preset 1000;
-            where that is more than half of the rows a warning says that the tree is one leaf.
+        unseen: the treatment of a category that was not in the fit: an "error", or the "majority" category in its
+            place.
+        num_members: number of trees, each with its own networks.
+        min_leaf: the least number of rows of a leaf. "auto" is a tenth of the rows, but at least 200, or 1000 with the
+            preset. If this is more than half of the rows, a warning says that the tree is one leaf.
         significance: the p-value up to which a node is split.
         center: what Levene's test takes deviations from, "median" (the default) or "mean".
         correction: "miller-siegmund" (the default), "permutation" or "none".
         step: only every step-th row of a column's order is a candidate threshold (default 1).
-        num_folds: how many folds the rows are divided in for out-of-fold residuals (default 5); with 1 a network is
-            trained at every node that is tested, and most of the residuals are of its own training rows.
-        split_hidden: widths of the hidden layers of the networks whose residuals are tested (default 64, 64).
+        num_folds: number of folds for out-of-fold residuals (default 5). With 1, a network is trained at every node
+            that is tested, and most of the residuals are of its own training rows.
+        split_hidden: hidden widths of the networks whose residuals are tested (default 64, 64).
         preset: None, or "paper" for other defaults, as above.
-        **options: of the training, as `jaxcal.networks.TrainingOptions` describes them; hidden are the widths of both
-            networks in a leaf.
+        **options: of the training, as in `jaxcal.networks.TrainingOptions`. hidden has the widths of both networks in a
+            leaf.
 
     Raises:
         TypeError: if x or y is traced by a transformation of JAX; if key is no random key.
-        ValueError: if x or y is empty, not finite or of the wrong shape, there are too few rows to hold some
-            out, or an option is out of its range.
+        ValueError: if x or y is empty, not finite or of the wrong shape, or if there are too few rows to hold some of
+            them out. Also if an option is out of its range.
         FloatingPointError: if the loss of a leaf becomes NaN or infinite, and `throw`.
 
     Source: Ma, Yan and Zhang (2023), sections IV and V-A.
@@ -153,7 +157,7 @@ def fit(
     by = {"num_folds": num_folds, "split_hidden": split_hidden}
     search = Search.of(preset, len(y), columns.num_columns, min_leaf, **tests, **by)
     scalers, problem = arranged(columns, table, y, log_tails=settings.log_tails)
-    # As many leaves as there can be at most.
+    # The most leaves that there can be.
     num_leaves = num_members * max(len(y) // search.min_leaf, 1)
     grow_key, *keys = _random.split(key, 5)
     of_leaves, of_folds, of_held_out, of_all = map(Draws.of, keys)
@@ -193,17 +197,19 @@ class USNRT(eqx.Module):
 
     Attributes:
         columns: what the columns of the training inputs were.
-        x_scaler: the standardization of the inputs of networks.
+        x_scaler: the standardization of the networks' inputs.
         y_scaler: the standardization of the target.
         trees: the trees of the members, padded to a common size [m, nodes].
-        networks: the networks of the leaves [m, leaves]; of a tree with fewer leaves, the rest are copies of its first.
+        networks: the networks of the leaves [m, leaves]. A tree with fewer leaves is filled up with copies of its
+            first.
         leaf_rmse: the root mean square of the training residuals in every leaf [m, leaves], in the unit of y; NaN where
             there is no such leaf.
-        leaf_coverage: the fraction of held-out rows in the 90 % intervals of every leaf [m, leaves], as they are after
-            the widening, which the same rows decided; NaN where there is no such leaf; None with the preset.
+        leaf_coverage: the fraction of held-out rows in the 90 % intervals of every leaf [m, leaves], after the
+            widening, which the same rows decided. NaN where there is no such leaf; None with the preset.
         training: how the training of every leaf's networks went [m, leaves], a `jaxcal.networks.TrainingRecord`.
-        leaf_widening: what makes the variance in every leaf [m, leaves] that of new rows; None with the preset.
-        widening: what makes the variance of the mixture of several members that of new rows, after this.
+        leaf_widening: the correction of the variance in every leaf [m, leaves] to new rows; None with the preset.
+        widening: the correction of the mixture of several members to new rows, after `leaf_widening`; None for one
+            member, and with the preset.
     """
 
     columns: Columns
@@ -218,14 +224,14 @@ class USNRT(eqx.Module):
     widening: Widening | None
 
     def __call__(self, x: Table) -> Normal | Mixture:
-        """The predictions at the rows of x: normal distributions, or of an ensemble mixtures of them.
+        """The predictions at the rows of x: normal distributions, or mixtures of them for an ensemble.
 
         Args:
             x: inputs [n, d], or a data frame, as `Columns.table` takes them; a vector [n] is one column.
 
         Raises:
-            ValueError: if x is empty, not finite, or has other columns than the training inputs, or a categorical
-                column has an unseen category, where that is an error.
+            ValueError: if x is empty, not finite, or has other columns than the training inputs. Also if a categorical
+                column has an unseen category, unless unseen="majority".
         """
         return _predict(self, self.columns.table(x))
 
@@ -233,8 +239,8 @@ class USNRT(eqx.Module):
         """The number of the leaf of a member's tree that each row of x falls into: groups for `by=fitted.apply`.
 
         Args:
-            x: as of the call.
-            member: which one.
+            x: as in the call.
+            member: the member's number.
 
         Raises:
             ValueError: as the call does; if there is no such member.
@@ -245,22 +251,24 @@ class USNRT(eqx.Module):
     def heterogeneity(self) -> Float[Array, " m"]:
         """How much the uncertainty differs between leaves, for every member: the standard deviation of log `leaf_rmse`.
 
-        A leaf that is predicted to rounding counts with the rounding error of the target's standard deviation.
+        A leaf whose value is below the rounding error of the target's standard deviation counts with this rounding
+        error.
 
         Source: Ma, Yan and Zhang (2023), table IX.
         """
         rounding = jnp.finfo(self.leaf_rmse.dtype).eps * self.y_scaler.scale
+        # std over leaves of log(max(rmse, eps * std of the target))
         return jnp.nanstd(jnp.log(jnp.maximum(self.leaf_rmse, rounding)), axis=1)
 
     def root(self, names: Sequence[str] | None = None, *, member: int = 0) -> Branch:
         """A member's tree, as nested nodes to read or to draw (`plots.tree`).
 
         Args:
-            names: the names of the columns of x; by default those of the data frame of the fit, or x[0], x[1], ...
-            member: which one.
+            names: the names of the columns of x; by default the names of the data frame of the fit, or x[0], x[1], ...
+            member: the member's number.
 
         Raises:
-            ValueError: if there is another number of names than columns, or no such member.
+            ValueError: if the number of names is not the number of columns, or there is no such member.
         """
         known = self.columns.table_names()
         names = known if names is None else names
@@ -270,11 +278,12 @@ class USNRT(eqx.Module):
         return tree.branch(names, self.columns.shown_labels(), leaf_rmse)
 
     def text(self, names: Sequence[str] | None = None, *, member: int = 0) -> str:
-        """A member's tree as text, a line for every node; the arguments are those of `root`.
+        """A member's tree as text, a line for every node; the arguments are the arguments of `root`.
 
-        A line has the rows of a node, the std of its residuals, |T| of its best split with the logarithm of its
-        corrected p-value, and where it is split the std of the residuals on the right over that on the left, with its
-        interval (`USNRT.trees`); of a leaf the root mean square of its training residuals.
+        A line gives the number of rows of a node, the std of its residuals, and |T| of its best split. The logarithm of
+        the corrected p-value follows. For a node that is split, the line also gives the std of the residuals on the
+        right over the std on the left, with its interval (`USNRT.trees`). For a leaf, it gives the root mean square of
+        its training residuals.
         """
         return self.root(names, member=member).text()
 
@@ -282,17 +291,20 @@ class USNRT(eqx.Module):
         """The leaves of a member's tree as a table, a list [leaves] for every column: `pandas.DataFrame` takes it.
 
         Args:
-            names: as of `root`.
-            member: which one.
+            names: as in `root`.
+            member: the member's number.
 
         Returns:
-            "leaf": its number, as `apply` gives it; "condition": what leads there from the root; "num_rows": its
-            training rows; "residual_std": the standard deviation of their residuals by the last test, in the unit of y,
-            NaN where there was no test; "rmse": the root mean square of the residuals of the leaf's own networks;
-            "coverage": the fraction of its held-out rows in the 90 % intervals, `leaf_coverage`, NaN with the preset.
+            "leaf": the number of the leaf, as `apply` gives it.
+            "condition": all conditions that lead there from the root.
+            "num_rows": the number of its training rows.
+            "residual_std": the standard deviation of their residuals by the last test, in the unit of y; NaN where
+                there was no test.
+            "rmse": the root mean square of the residuals of the leaf's own networks.
+            "coverage": the fraction of its held-out rows in the 90 % intervals, `leaf_coverage`; NaN with the preset.
 
         Raises:
-            ValueError: as `root`.
+            ValueError: as in `root`.
         """
         leaves = self.root(names, member=member).leaves()
         table = {
@@ -316,12 +328,12 @@ def _grow(
     key: PRNGKeyArray | None,
     residuals: Float[np.ndarray, "m n"] | None,
 ) -> list[Growing]:
-    """The trees, by these residuals of every member, or by those of a network for every node."""
+    """The trees, by the given residuals of every member, or by residuals of a network for every node."""
 
     def residuals_of(members: list[int], rows: list[np.ndarray], key: PRNGKeyArray | None) -> list[np.ndarray]:
         if residuals is not None:
             return [residuals[member][part] for member, part in zip(members, rows, strict=True)]
-        assert key is not None  # `fit` gives one where something is drawn
+        assert key is not None  # `fit` gives a key where something is drawn
         slots = num_members * search.slots(len(problem.target))
         return _tree_networks.node_residuals(problem, settings, slots, rows, key)
 
@@ -344,7 +356,7 @@ def _predict(fitted: USNRT, table: Float[AnyArray, "n c"]) -> Normal | Mixture:
 
 
 def _moments(fitted: USNRT, table: Float[AnyArray, "n c"]) -> tuple[Float[AnyArray, "m n"], Float[AnyArray, "m n"]]:
-    """The mean and the variance of every member, of the standardized target."""
+    """The mean and the variance by every member, for the standardized target."""
     xp = namespace(table, fitted.leaf_rmse)
     inputs = fitted.x_scaler(fitted.columns.inputs(table))
     numbers = xp.arange(fitted.leaf_rmse.shape[-1])
@@ -356,10 +368,10 @@ def _moments(fitted: USNRT, table: Float[AnyArray, "n c"]) -> tuple[Float[AnyArr
         def place(moments: tuple[AnyArray, AnyArray], part: tuple) -> tuple[tuple[AnyArray, AnyArray], None]:
             number, (network, widening) = part
             is_in = leaf == number
-            # NumPy asks a leaf's network of the leaf's rows alone.
+            # In NumPy a leaf's network predicts the leaf's rows alone; in JAX, all rows.
             mean, variance = at_rows(network, inputs[is_in] if xp is np else inputs)
-            found = mean, widened(variance, widening)
-            return tuple(_placed(*each, is_in) for each in zip(moments, found, strict=True)), None
+            predicted = mean, widened(variance, widening)
+            return tuple(_placed(*each, is_in) for each in zip(moments, predicted, strict=True)), None
 
         nothing = tuple(xp.zeros(table.shape[0], inputs.dtype) for _ in range(2))
         return scan(place, nothing, (numbers, of_leaves))[0]
@@ -368,7 +380,10 @@ def _moments(fitted: USNRT, table: Float[AnyArray, "n c"]) -> tuple[Float[AnyArr
 
 
 def _placed(whole: Float[AnyArray, " n"], part: Float[AnyArray, "..."], is_in: Bool[AnyArray, " n"]) -> AnyArray:
-    """The values with those of a part: of all rows in a program, of the rows inside for NumPy, which writes them."""
+    """The values, with the values of a part in their places.
+
+    In a program the part has all rows. In NumPy it has the rows inside alone, and they are written into `whole`.
+    """
     if isinstance(whole, jax.Array):
         return jnp.where(is_in, part, whole)
     whole[is_in] = part
@@ -377,5 +392,5 @@ def _placed(whole: Float[AnyArray, " n"], part: Float[AnyArray, "..."], is_in: B
 
 @numpy_or_jit
 def _widening_of_mixture(fitted: USNRT, table: Float[AnyArray, "n c"], target: Float[AnyArray, " n"]) -> Widening:
-    """That of held-out rows, of the standardized target."""
+    """The widening of the mixture by held-out rows, for the standardized target."""
     return Widening.of_mixture(*_moments(fitted, table), target)

@@ -1,11 +1,13 @@
 """A network that predicts a normal distribution, its mean and its variance, with early stopping.
 
-The joint form, one network with two outputs trained on the likelihood, is that of Nix & Weigend, "Estimating the Mean
-and Variance of the Target Probability Distribution", ICNN 1994. The alternating form has a network for the mean and
-one for the variance, trained alternately. With their presets they are the model of CRUDE that "separately predicts a
-mean and variance" (Zelikman et al., "CRUDE: Calibrating Regression Uncertainty Distributions Empirically", section
-5.1), and the heteroscedastic neural network that USNRT is measured against (Ma, Yan & Zhang, "Improving Uncertainty
-Quantification of Variance Networks by Tree-Structured Learning", section V-A).
+The joint form is one network with two outputs, trained on the likelihood: Nix & Weigend, "Estimating the Mean and
+Variance of the Target Probability Distribution", ICNN 1994. The alternating form has a network for the mean and one for
+the variance, trained alternately.
+
+The preset "crude" is the model of CRUDE that "separately predicts a mean and variance": Zelikman et al., "CRUDE:
+Calibrating Regression Uncertainty Distributions Empirically", section 5.1. The preset "usnrt" is the heteroscedastic
+neural network that USNRT is compared with: Ma, Yan & Zhang, "Improving Uncertainty Quantification of Variance Networks
+by Tree-Structured Learning", section V-A.
 """
 
 from typing import Unpack
@@ -42,31 +44,36 @@ def fit(
 
         (log v(x) + (y - m(x))^2 / v(x) + log 2 pi) / 2,    v(x) = softplus(output) + floor.
 
-    `form="joint"` trains one network with two outputs on it, in training times the root of v(x), which is held fixed,
-    so that rows with a large variance are learned from, too (Seitzer et al., "On the Pitfalls of Heteroscedastic
-    Uncertainty Estimation with Probabilistic Neural Networks", ICLR 2022, with beta = 0.5). `form="alternating"` trains
-    a network for the mean on the squared error, then one for the variance on this loss with the mean held fixed; then
-    both anew, the mean on the squared error over the variance found before; and so on for `rounds` rounds.
+    `form="joint"` trains one network with two outputs on this loss. In training, the loss of a row is multiplied by the
+    root of v(x), which is held fixed. So the network also learns from rows with a large variance: Seitzer et al., "On
+    the Pitfalls of Heteroscedastic Uncertainty Estimation with Probabilistic Neural Networks", ICLR 2022, with beta =
+    0.5.
 
-    What is learned from residuals of the training rows is too small for new rows. So the variance that is predicted is
-    widened by the validation set, which nothing is trained on: a factor and a floor are those of the greatest
-    likelihood of its rows, and the factor besides such that nine tenths of them lie in the 90 % intervals. No variance
-    below the least of these rows is predicted, however far a new row lies from all others (`jaxcal.networks.Widening`).
+    `form="alternating"` trains a network for the mean on the squared error. It then trains a network for the variance
+    on this loss, with the mean held fixed. Each of `rounds` rounds trains both anew. From the second round on, the mean
+    is trained on the squared error over the variance of the round before.
 
-    In the settings of papers the likelihood is the plain one, nothing is widened, and every training of the alternating
-    form draws validation rows of its own: there the floor of the variance keeps every std above a thousandth of the
-    target's, in the alternating form a ten thousandth.
+    A variance that is learned from residuals of the training rows is too small for new rows. So the validation set,
+    which nothing is trained on, widens the predicted variance by a factor and a floor. The floor has the greatest
+    likelihood of the validation rows. The factor is the geometric mean of two factors: one has the greatest likelihood,
+    and with the other nine tenths of these rows lie in the 90 % intervals. No predicted variance is below the least
+    variance of these rows, however far a new row lies from all others (`jaxcal.networks.Widening`).
+
+    The presets, which are settings of papers, have the plain likelihood, and nothing is widened. Every training of the
+    alternating form then draws its own validation rows. The floor of the variance keeps every std above a thousandth of
+    the target's std, or above a ten-thousandth in the alternating form.
 
     `preset="crude"` is the setting of CRUDE, appendix A: three hidden layers of 1024, learning rate 1e-4 and weight
-    decay 0.01. The paper says neither which form, nor anything of batches, epochs and stopping: those stay as here.
-    `preset="usnrt"` is the setting of USNRT, section V-A: the alternating form, hidden layers of 8d and 4d units, with
-    tanh for ReLU in the variance's network, learning rate 0.01 and batches of 64. The authors' code measures the
-    validation loss after every batch; here it is measured after every epoch.
+    decay 0.01. The paper does not give the form, the batches, the epochs and the stopping: those stay as here.
+
+    `preset="usnrt"` is the setting of USNRT, section V-A: the alternating form, learning rate 0.01 and batches of 64.
+    The hidden layers have 8d and 4d units, with tanh in place of ReLU in the network of the variance. The authors' code
+    measures the validation loss after every batch; here it is measured after every epoch.
 
     Works under `jit` and, over keys and over folds of equal size, under `eqx.filter_vmap`. Predictions are
-    differentiable in x. So is a training of the joint form by `steps`, of Adam as the other, in x, y, the initial
-    weights, the learning rate and the weight decay; a derivative through a training without `steps` is refused. Steps
-    take the plain likelihood, and nothing is widened, as there is no validation set.
+    differentiable in x. With `steps`, Adam trains the joint form, and the training has derivatives in x, y, the initial
+    weights, the learning rate and the weight decay. It takes the plain likelihood, and nothing is widened, as there is
+    no validation set. A derivative through a training without `steps` is refused.
 
     Args:
         x: inputs [n, d], or a data frame (`jaxcal.frames`); a vector [n] is one column.
@@ -74,15 +81,15 @@ def fit(
         key: random key of the weights, the validation rows and the batches.
         categorical: the columns of x whose values have no order, by position, or of a data frame by name.
         form: "joint" (the default) or "alternating".
-        rounds: how often the alternating form trains both networks.
+        rounds: number of times that the alternating form trains both networks.
         preset: None, or "crude" or "usnrt" for other defaults, as above.
-        **options: of the training, as `jaxcal.networks.TrainingOptions` and, of steps, `jaxcal.networks.StepOptions`
-            describe them.
+        **options: of the training, as in `jaxcal.networks.TrainingOptions` and, for steps,
+            `jaxcal.networks.StepOptions`.
 
     Raises:
         TypeError: if key is no random key.
-        ValueError: if x or y is empty, not finite or of the wrong shape, or an option is out of its range. What else is
-            raised in training, `jaxcal.networks.TrainingOptions` and `jaxcal.networks.StepOptions` say.
+        ValueError: if x or y is empty, not finite or of the wrong shape, or an option is out of its range.
+            `jaxcal.networks.TrainingOptions` and `jaxcal.networks.StepOptions` list the other errors of a training.
 
     Example:
         >>> import jax, numpy as np
@@ -107,15 +114,15 @@ class VarianceNetwork(WidenedNetwork[Normal]):
 
     Attributes:
         network: the weights.
-        widening: what makes its variance that of new rows; None with a preset, and after `steps`. The rest is described
-            by `jaxcal.networks.TrainedNetwork`.
+        widening: the correction of its variance to the variance of new rows; None with a preset, and after `steps`.
+            `jaxcal.networks.TrainedNetwork` describes the other fields.
     """
 
     network: NormalNetwork
 
     @property
     def in_numpy(self) -> bool:
-        """Whether NumPy can predict by it."""
+        """Whether NumPy can predict with it."""
         return self.network.in_numpy
 
     def _distribution(self, x: Float[AnyArray, "n d"]) -> Normal:

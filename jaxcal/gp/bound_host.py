@@ -1,6 +1,6 @@
-"""The evidence of known rows, or a bound on it, with its gradient by what is learned of a model, by NumPy.
+"""The evidence of known rows, or a bound on it, with its gradient by the learned parameters, by NumPy.
 
-It is for sums of squared exponentials, exactly or through inducing points, with Gaussian or Student t noise.
+It is for sums of squared exponentials, exact or with inducing points, with Gaussian or Student t noise.
 `model.evidence` is the same in JAX.
 """
 
@@ -22,10 +22,10 @@ Vector = Float[np.ndarray, "_"]
 def loss_of(
     model: Model, data: Data, jitter: Float[AnyArray, ""], *, with_inducing: bool
 ) -> Callable[[Vector], tuple[float, Vector]]:
-    """The negative evidence, with what is beyond the bounds, and its gradient, as a function of a vector.
+    """The negative evidence plus the penalty beyond the bounds, and its gradient, as a function of a vector.
 
     Args:
-        model: near which; of it `model.as_vector` tells what the vector holds.
+        model: the model that gives the bounds and the fixed parameters. `model.as_vector` says what the vector holds.
         data: the rows.
         jitter: as a fraction of the prior variance.
         with_inducing: whether the inducing points move.
@@ -43,7 +43,7 @@ def loss_of(
 
 
 class _Evidence:
-    """The evidence as a function of a vector, whose values it splits: kernels and noise, Student t noise, points."""
+    """The evidence as a function of a vector: of kernels and noise, of Student t noise, and of inducing points."""
 
     def __init__(self, model: Model, data: Data, jitter: Float[AnyArray, ""], *, with_inducing: bool) -> None:
         self.rows, self.jitter, self.model = Rows.of(model, data), float(jitter), model
@@ -74,7 +74,7 @@ class _Evidence:
         return value, np.concatenate(parts)
 
     def _split(self, vector: Vector) -> tuple[Vector, StudentT | None, list[np.ndarray] | None]:
-        """Of kernels and noise, of Student t noise, and the inducing points."""
+        """The three parts of a vector: for kernels and noise, for Student t noise, and the inducing points."""
         at, n = self.number, len(self.rows.targets)
         head, student, points = vector[:at], None, self.points
         if self.model.student_t is not None:
@@ -111,7 +111,10 @@ class _Evidence:
     def _by_head(
         self, head: Vector, at: NoiseAt, found: sparse_host.Gradient, weights: Float[np.ndarray, " n"] | None
     ) -> Vector:
-        """By kernels and noise: rounding, which follows the prior variance, is among the noise."""
+        """The gradient by kernels and noise.
+
+        The noise includes rounding, which is proportional to the prior variance.
+        """
         rows, variances = self.rows, self.rows.starts[:-1]
         gradient = np.zeros(len(head))
         gradient[: rows.starts[-1]] = found.by_parts
@@ -127,9 +130,10 @@ class _Evidence:
 def _by_student_t(
     student: StudentT, weights: Float[np.ndarray, " n"], by_log_relative: Float[np.ndarray, " n"]
 ) -> Vector:
-    """The derivatives by what `StudentT` holds; both of its arrays change the weights, too."""
+    """The derivatives by the two arrays of `StudentT`, which also change the weights."""
     squares, df = np.exp(cast(np.ndarray, student.log_squares)), student.df
     by_weights, by_df = noise.student_t_slopes(weights, df)
+    # The noise is common * relative / w, with w = (df + 1) / (df + square).
     by_weights = by_weights - by_log_relative / weights
     by_df = by_df + by_weights @ ((squares - 1) / (df + squares) ** 2)
     by_squares = -by_weights * (df + 1) / (df + squares) ** 2

@@ -1,4 +1,4 @@
-"""Noise whose variance depends on the inputs, by a second process; `functional.noise` has the formulas."""
+"""Noise whose variance is a second process of the inputs; `functional.noise` has the formulas."""
 
 from collections.abc import Callable
 from typing import ClassVar, NamedTuple, cast
@@ -16,30 +16,30 @@ from jaxcal.gp.model import Data, Found, Model, leave_one_out
 from jaxcal.gp.process import Process
 from jaxcal.gp.protocols import First, Inference, InitialOf, Noise, initial_models
 
-# How often the two processes are fitted, and how far the one of the noise is.
+# How often the two processes are fitted, and the most steps and the tolerance of the noise process's fit.
 _ROUNDS, _STEPS, _TOLERANCE = 2, 20, 0.1
 
 
 class InputNoise(Noise):
     """Gaussian noise whose log variance is a second process of the inputs, as far as that helps.
 
-    Kersting et al., "Most Likely Heteroscedastic Gaussian Process Regression" (2007), with leave-one-out errors: the
-    other rows say how great the noise of a row is. The fraction of the noise that follows them is learned, so that a
-    second process that says nothing has no part. It costs three to five times as much as `GaussianNoise`. It goes
-    with `Exact` and `Sparse`.
+    The method is Kersting et al., "Most Likely Heteroscedastic Gaussian Process Regression" (2007), with leave-one-out
+    errors: the other rows predict the noise of a row. The fraction of the noise that follows the second process is
+    learned. So a second process without information has no effect. The fit costs three to five times as much as with
+    `GaussianNoise`. It goes with `Exact` and `Sparse`.
     """
 
     by_parts: ClassVar[bool] = True
 
     @property
     def is_gaussian(self) -> bool:
-        """Not of one variance."""
+        """False, because the noise has no common variance."""
         return False
 
     def fit(
         self, inference: Inference, initial_of: InitialOf, data: Data, jitter: Float[AnyArray, ""], first: First = None
     ) -> Process:
-        """The process with the one of its noise, each fitted twice in alternation."""
+        """The process with the process of its noise; both are fitted twice, alternating."""
         found, dtype = inference.search(initial_models(initial_of, data), data, jitter, first), data.targets.dtype
         logit = namespace(found.evidence).zeros((), dtype)
         model = eqx.tree_at(lambda m: m.logit_fraction, found.model, logit, is_leaf=lambda node: node is None)
@@ -66,7 +66,7 @@ class _Foreseen(NamedTuple):
 
     Attributes:
         relative: [n], the variance at every row over the mean variance.
-        offset: is added to the log of a variance that the process predicts.
+        offset: the number added to the log variance that the process predicts.
     """
 
     relative: Float[AnyArray, " n"]
@@ -75,7 +75,7 @@ class _Foreseen(NamedTuple):
 
 @part
 def _log_noises(inference: Inference, model: Model, rows: Data, jitter: Float[AnyArray, ""]) -> Data:
-    """The logs of noise variances that the rows show, less their mean."""
+    """The log noise variances by the rows' leave-one-out errors, less their mean."""
     errors = leave_one_out(model, inference.posterior(model, rows, jitter), rows).standardized
     responses = noise.log_noise_responses(errors, cast(AnyArray, model.relative_noise(rows.base_variance)))
     return Data(rows.points, responses - responses.mean())
@@ -83,8 +83,9 @@ def _log_noises(inference: Inference, model: Model, rows: Data, jitter: Float[An
 
 @part
 def _foreseen(model: Model, after: Process, logs: Data, variance: Float[AnyArray, ""]) -> _Foreseen:
-    """The noise at every row, as the process of the logs predicts it from the other rows."""
+    """The noise at every row, as the process of the log variances predicts it from the other rows."""
     xp, others = namespace(logs.targets), leave_one_out(model, cast(gp.Posterior, after.posterior), logs)
+    # E exp(f) = exp(m + v / 2), with v the variance without the noise of the logs.
     found = xp.exp(logs.targets - others.error + xp.maximum(others.variance - variance, 0) / 2)
     scale = found.mean()
     return _Foreseen(found / scale, -xp.log(scale))
@@ -93,7 +94,7 @@ def _foreseen(model: Model, after: Process, logs: Data, variance: Float[AnyArray
 def _repeated(
     one_round: Callable[..., tuple[Found, Process, _Foreseen]], model: Model, relative: Float[AnyArray, " n"]
 ) -> tuple[Found, Process, _Foreseen]:
-    """What the last round gives, each beginning where the one before ended; in a program one loop."""
+    """The result of the last round; each round begins where the one before ended. In a program this is one loop."""
     if is_known(model, relative):
         rounds = [one_round(model, relative)]
         while len(rounds) < _ROUNDS:

@@ -64,12 +64,16 @@ def check_errors(
     Source: Vovk, Nouretdinov and Gammerman, ICML 2003; Vovk et al., COPA 2021.
 
     Example:
-        >>> import jax, numpy as np, jaxcal as jc >>> noise = np.random.default_rng(0).normal(size=600) >>> noise[400:]
-        *= 2 >>> zeros = lambda rows: jc.Point(np.zeros(rows)) >>> found = check_errors(zeros(300), noise[:300],
-        zeros(300), noise[300:], key=jax.random.key(0)) >>> print(found) The errors of 300 new rows were tested for
-        exchangeability with those of 300 calibration rows: it is rejected. The test martingale, which starts at 1,
-        reached 100 after new row 142 and at most 3.1e+07. For exchangeable rows it reaches 100 with a probability of at
-        most 1 %. The premise of a coverage guarantee is false for these rows: calibrate with recent rows.
+        >>> import jax, numpy as np, jaxcal as jc
+        >>> noise = np.random.default_rng(0).normal(size=600)
+        >>> noise[400:] *= 2
+        >>> zeros = lambda rows: jc.Point(np.zeros(rows))
+        >>> found = check_errors(zeros(300), noise[:300], zeros(300), noise[300:], key=jax.random.key(0))
+        >>> print(found)
+        The errors of 300 new rows were tested for exchangeability with those of 300 calibration rows: it is rejected.
+        The test martingale, which starts at 1, reached 100 after new row 142 and at most 3.1e+07. For exchangeable rows
+        it reaches 100 with a probability of at most 1 %. The premise of a coverage guarantee is false for these rows:
+        calibrate with recent rows.
     """
     _checks.check_key(key)
     _checks.check_fraction("significance", significance)

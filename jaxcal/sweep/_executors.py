@@ -22,8 +22,8 @@ _PAUSE, _PAUSE_IN_LOOKS = 0.01, 10
 # SLURM takes a thousand jobs in one array by default.
 _BATCH = 1000
 _BROKEN = (
-    "A process of this executor died, perhaps of this job, and with it the executor: the jobs that follow cannot run "
-    "in it. The sweep's own processes, without executor=, outlive such jobs, and name them.\n"
+    "A process of this executor died, perhaps because of this job. The executor is broken, so the following jobs "
+    "cannot run in it. The sweep's own processes, without executor=, outlive such jobs, and name them.\n"
 )
 
 

@@ -147,7 +147,7 @@ def _lock(descriptor: int, path: Path) -> None:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):
         raise BlockingIOError(
-            f"another sweep is writing to {path}: wait for its end, or give this one a file of its own."
+            f"another sweep is writing to {path}: wait for its end, or give this sweep its own file."
         ) from None
     except OSError as error:
         _checks.warn(f"{path} cannot be locked ({error}): no other sweep must write to it meanwhile.")

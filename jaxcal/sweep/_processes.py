@@ -141,7 +141,7 @@ class _Worker:
         how = _exit(self.process.exitcode)
         if not self._started:
             raise RuntimeError(
-                f"a process of the sweep ended {how} while it started. What it printed says why. A script must call "
+                f"a process of the sweep ended {how} while it started. Its output says why. A script must call "
                 'sweep.run below `if __name__ == "__main__":`, because each process imports it.'
             )
         return Outcome("death", f"The process of this job ended {how}, twice: the second time the job ran alone.\n")

@@ -60,17 +60,17 @@ class _Evidence:
         relative = at.relative if weights is None else at.relative / weights
         kernels = rows.kernels(head)
         if points is None:
-            value, found = self._exact(kernels, at, relative)
+            value, slopes = self._exact(kernels, at, relative)
         else:
-            value, found = self._through(points, kernels, at, relative)
-        if found is None:
+            value, slopes = self._through(points, kernels, at, relative)
+        if slopes is None:
             return value, np.full_like(vector, np.nan)
-        parts = [self._by_head(head, at, found, weights)]
+        parts = [self._by_head(head, at, slopes, weights)]
         if student is not None and weights is not None:
             value += float(noise.student_t_bound(weights, student.df))
-            parts.append(_by_student_t(student, weights, found.by_relative * relative))
+            parts.append(_by_student_t(student, weights, slopes.by_relative * relative))
         if self.moves:
-            parts.extend(map(np.ravel, found.by_points))
+            parts.extend(map(np.ravel, slopes.by_points))
         return value, np.concatenate(parts)
 
     def _split(self, vector: Vector) -> tuple[Vector, StudentT | None, list[np.ndarray] | None]:
@@ -109,7 +109,7 @@ class _Evidence:
         return sparse_host.bound(inducing, self.rows.parts, self.jitter, at.common, relative, self.rows.targets)
 
     def _by_head(
-        self, head: Vector, at: NoiseAt, found: sparse_host.Gradient, weights: Float[np.ndarray, " n"] | None
+        self, head: Vector, at: NoiseAt, slopes: sparse_host.Gradient, weights: Float[np.ndarray, " n"] | None
     ) -> Vector:
         """The gradient by kernels and noise.
 
@@ -117,13 +117,13 @@ class _Evidence:
         """
         rows, variances = self.rows, self.rows.starts[:-1]
         gradient = np.zeros(len(head))
-        gradient[: rows.starts[-1]] = found.by_parts
-        by_prior = found.by_prior + found.by_noise * at.rounding
+        gradient[: rows.starts[-1]] = slopes.by_parts
+        by_prior = slopes.by_prior + slopes.by_noise * at.rounding
         gradient[variances] += np.exp(head[variances]) * by_prior
         if rows.log_noise is None:
-            gradient[rows.starts[-1]] = found.by_noise * at.learned
+            gradient[rows.starts[-1]] = slopes.by_noise * at.learned
         if at.by_logit is not None:
-            gradient[-1] = found.by_relative @ (at.by_logit if weights is None else at.by_logit / weights)
+            gradient[-1] = slopes.by_relative @ (at.by_logit if weights is None else at.by_logit / weights)
         return gradient
 
 

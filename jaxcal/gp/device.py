@@ -37,8 +37,8 @@ def search(initial_models: Model, data: Data, jitter: Float[AnyArray, ""], infer
     decide, parts = None if few is None else on(few), [on(rows) for rows in (*rungs, data)]
     first = exact.optimum(parts[0], decide, start.of_part(exact.rung_sizes(n)[0] / n), inference, on_host=True)
     best = exact.climbed(parts, first, start, inference, n)
-    found = best.as_found(as_vector(one_of(start.models))[1](best.place.astype(dtype)))
-    return found._replace(evidence=found.evidence.astype(dtype))
+    optimum = best.as_found(as_vector(one_of(start.models))[1](best.place.astype(dtype)))
+    return optimum._replace(evidence=optimum.evidence.astype(dtype))
 
 
 @part
@@ -53,8 +53,8 @@ def _objectives(models: Model, jitter: Float[AnyArray, ""], data: Data) -> race.
     """The objective at the host's vectors: on a CPU for active ascents alone, elsewhere for all in one call."""
 
     def near(vectors: Float[np.ndarray, "s p"]) -> Local:
-        found = _near(models, data, jitter, vectors.astype(data.targets.dtype))
-        return Local(*map(np.asarray, found))
+        local = _near(models, data, jitter, vectors.astype(data.targets.dtype))
+        return Local(*map(np.asarray, local))
 
     if jax.default_backend() == "cpu":
         return race.one_by_one(lambda vector: Local(*(each[0] for each in near(vector[None]))))
@@ -89,17 +89,17 @@ def _residual(
     kernel, points, weights = wide((model.kernel, data.points, weights))
     covered = weights if data.included is None else jnp.where(data.included, weights, 0)
     products = lax.map(lambda point: kernel(models.alone(point), points)[0] @ covered, points, batch_size=_ROWS_AT_ONCE)
-    found = data.targets - products - variance * weights
-    return (found if data.included is None else jnp.where(data.included, found, 0)).astype(data.targets.dtype)
+    residual = data.targets - products - variance * weights
+    return (residual if data.included is None else jnp.where(data.included, residual, 0)).astype(data.targets.dtype)
 
 
 @part
 def _concluded(
-    found: Found, data: Data, jitter: Float[AnyArray, ""], after: gp.Posterior, residual: Float[AnyArray, " n"] | None
+    optimum: Found, data: Data, jitter: Float[AnyArray, ""], after: gp.Posterior, residual: Float[AnyArray, " n"] | None
 ) -> Process:
     """The process, with weights a + G^-1 (y - G a): iterative refinement, Golub & Van Loan (2013), section 3.5.3."""
     if residual is not None:
         # G^-1 r = L^-T (L^-1 r)
         change = after.shrink.T @ (after.shrink @ residual)
         after = replace(after, weights=after.weights + change)
-    return process_given(found, data, jitter, after, gp.leave_one_out(after))
+    return process_given(optimum, data, jitter, after, gp.leave_one_out(after))

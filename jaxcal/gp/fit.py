@@ -119,8 +119,8 @@ def fit_rows(prepare: Prepare[S], rows: Sequence[Any], way: Way, *, in_numpy: bo
         return _in_program(prepare, rows, way.by(way.inference))
     on_host = in_numpy and is_on_host(known)
     with _programs.at_top():
-        found, taken = _of_known(*known, on_host=on_host)
-    return _with_derivatives(found[1], prepare, rows, taken.of_arrays()) if way.differentiable else found
+        fit, taken = _of_known(*known, on_host=on_host)
+    return _with_derivatives(fit[1], prepare, rows, taken.of_arrays()) if way.differentiable else fit
 
 
 def _of_known(

@@ -142,8 +142,8 @@ class _Ladder(NamedTuple):
     def found(self, best: exact.Optimum) -> Found:
         """The result of the search, in the dtype of the rows."""
         model_of = as_vector(one_of(self.start.models))[1]
-        found = best.as_found(model_of(best.place.astype(self.dtype)))
-        return found._replace(evidence=np.asarray(found.evidence, self.dtype))
+        result = best.as_found(model_of(best.place.astype(self.dtype)))
+        return result._replace(evidence=np.asarray(result.evidence, self.dtype))
 
 
 class Evidence:

@@ -38,14 +38,14 @@ def with_derivatives(process: Process, initial_of: InitialOf, data: Data, infere
 
     climb = lambda problem: inference.climb(problem, process.jitter)
     model, result = _optimum(problem, climb, data, process)
-    found = Found(
+    optimum = Found(
         model=model,
         evidence=inference.evidence(model, data, process.jitter),
         steps=process.iterations,
         result=result,
         failed_initial_values=process.failed_initial_values,
     )
-    return inference.conclude(found, data, process.jitter)
+    return inference.conclude(optimum, data, process.jitter)
 
 
 def _optimum(

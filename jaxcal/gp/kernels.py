@@ -153,8 +153,8 @@ class GPJaxKernel(eqx.Module):
             one, cotangent = row
             return jnp.stack([cotangent, weights]) @ by_pair(vector, one, a)
 
-        found = lax.map(of_row, (a, cotangents), batch_size=_ROWS_AT_ONCE)
-        return found[:, 0].sum(axis=0), found[:, 1]
+        sums = lax.map(of_row, (a, cotangents), batch_size=_ROWS_AT_ONCE)
+        return sums[:, 0].sum(axis=0), sums[:, 1]
 
     def bounds(
         self, a: Float[Array, "n d"], target_variance: Float[Array, ""], included: Bool[Array, " n"] | None

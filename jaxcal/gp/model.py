@@ -225,8 +225,8 @@ def predict(
         one = lambda point: gp.predict(given, *_covariances(kernel, point, at))
         return lax.map(one, points, batch_size=_PREDICTED_AT_ONCE)
     with threads_for(len(given.weights)):
-        found = [gp.predict(given, kernel(part, at), kernel.diagonal(part)) for part in _parts(points)]
-    means, variances = (np.concatenate(each) for each in zip(*found, strict=True))
+        predictions = [gp.predict(given, kernel(part, at), kernel.diagonal(part)) for part in _parts(points)]
+    means, variances = (np.concatenate(each) for each in zip(*predictions, strict=True))
     return means, variances
 
 
@@ -252,11 +252,11 @@ def leave_one_out(model: Model, given: gp.Posterior, data: Data) -> gp.LeaveOneO
     if xp is jnp:
         return lax.map(one_row, rows, batch_size=_PREDICTED_AT_ONCE)
     with threads_for(len(given.weights)):
-        found = [
+        parts = [
             sparse_gp.leave_one_out(given, kernel(part, model.inducing), target, kernel.diagonal(part), own_noise)
             for part, target, own_noise in _parts(rows)
         ]
-    return gp.LeaveOneOut(*(np.concatenate(each) for each in zip(*found, strict=True)))
+    return gp.LeaveOneOut(*(np.concatenate(each) for each in zip(*parts, strict=True)))
 
 
 def _parts(rows: Points) -> list[Points]:
@@ -305,10 +305,11 @@ def row_sums(model: Model, data: Data, jitter: ArrayLike, mesh: Mesh | None = No
 def noisy_gram(model: Model, data: Data, jitter: ArrayLike) -> Float[AnyArray, "n n"]:
     """The covariance of the targets; a padding row has variance 1 and covariance 0, so that the determinant stays."""
     added, (kernel, points) = row_noise(model, data), _in_float64((model.kernel, data.points))
-    found = jittered_gram(kernel, points, jitter, added, data.included)
+    covariance = jittered_gram(kernel, points, jitter, added, data.included)
     if data.included is None:
-        return found
-    return jnp.where(data.included[:, None] & data.included[None], found, jnp.eye(len(found), dtype=found.dtype))
+        return covariance
+    counted = data.included[:, None] & data.included[None]
+    return jnp.where(counted, covariance, jnp.eye(len(covariance), dtype=covariance.dtype))
 
 
 def log_likelihood_of_padding(data: Data) -> Float[AnyArray, ""]:

@@ -68,8 +68,8 @@ def predict(
     parts, new = parts_of(kernel, at), [part.rows for part in parts_of(kernel, points)]
     with threads_for(neighbors):
         near = gp_nearest.nearest(parts, new, _number(parts, neighbors), without)
-        found = gp_nearest.predict(parts, gp_nearest.Few(new, near), noises.astype(float), targets.astype(float))
-    mean, variance = (each.astype(targets.dtype) for each in found)
+        predictions = gp_nearest.predict(parts, gp_nearest.Few(new, near), noises.astype(float), targets.astype(float))
+    mean, variance = (each.astype(targets.dtype) for each in predictions)
     return mean, variance
 
 

@@ -73,8 +73,8 @@ def _by_buckets(program: Callable[..., T]) -> Callable[..., T]:
         size = few if number <= _FEW_POINTS else number + -number % _FEW_POINTS
         more = filled(points, size, device_of(fitted, points))
         with at_top():
-            found = program(fitted, more, include_noise)
-            return jax.tree.map(lambda array: _cut(array, number), found)
+            results = program(fitted, more, include_noise)
+            return jax.tree.map(lambda array: _cut(array, number), results)
 
     return call
 

@@ -78,19 +78,19 @@ class Process(eqx.Module):
     @exact_products
     def __call__(self, points: Points) -> tuple[Float[AnyArray, " n"], Float[AnyArray, " n"]]:
         """Latent means and variances at points; RIO, eq. 5 and 6."""
-        kernel, given = self.model.kernel, self.posterior
-        if isinstance(given, gp.Posterior):
-            return predict(kernel, given, self.points, points)
-        return given.predict(kernel, self.points, points)
+        kernel, posterior = self.model.kernel, self.posterior
+        if isinstance(posterior, gp.Posterior):
+            return predict(kernel, posterior, self.points, points)
+        return posterior.predict(kernel, self.points, points)
 
     @property
     def scale(self) -> Float[AnyArray, "*runs"]:
         """The factor by which the variances of kernel and noise are multiplied; 1 except for `Nearest`."""
-        given = self.posterior
+        posterior = self.posterior
         return (
             namespace(self.noise_variance).ones_like(self.noise_variance)
-            if isinstance(given, gp.Posterior)
-            else given.scale
+            if isinstance(posterior, gp.Posterior)
+            else posterior.scale
         )
 
     def observed(

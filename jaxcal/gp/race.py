@@ -122,11 +122,11 @@ def one_by_one(objective: Objective) -> Objectives:
 
     def evaluate(vectors: Float[np.ndarray, "s p"], active: Bool[np.ndarray, " s"]) -> Local:
         s, p = vectors.shape
-        found = Local(np.zeros(s), np.zeros((s, p)), np.zeros((s, p, p)), np.zeros(s, bool))
+        local = Local(np.zeros(s), np.zeros((s, p)), np.zeros((s, p, p)), np.zeros(s, bool))
         for k in np.flatnonzero(active):
-            for whole, part in zip(found, objective(vectors[k]), strict=True):
+            for whole, part in zip(local, objective(vectors[k]), strict=True):
                 whole[k] = part
-        return found
+        return local
 
     return evaluate
 
@@ -146,9 +146,9 @@ def _one_after_another(objective: Objective, vectors: Float[Array, "s p"], activ
     zeros = lambda *shape: jnp.zeros(shape, vectors.dtype)
     nothing = Local(zeros(s), zeros(s, p), zeros(s, p, p), jnp.zeros(s, bool))
 
-    def add(k: Int[Array, ""], found: Local) -> Local:
+    def add(k: Int[Array, ""], local: Local) -> Local:
         row = order[k]
-        return jax.tree.map(lambda whole, part: whole.at[row].set(part), found, objective(vectors[row]))
+        return jax.tree.map(lambda whole, part: whole.at[row].set(part), local, objective(vectors[row]))
 
     return lax.fori_loop(0, active.sum(), add, carried(nothing))
 
@@ -197,25 +197,25 @@ def penalty_of(
 def _evaluated(objectives: Objectives, field: Field, directions: Float[Floats, "s p p"], race: _Race) -> Local:
     """The objective less the penalty at the places that the active ascents ask for, along their directions."""
     vectors = race.starts + _along(directions, race.ascents.asked)
-    found = objectives(vectors, race.active)
+    local = objectives(vectors, race.active)
     cost, steepness, bend = penalty_of(field, vectors, directions)
     # With vectors x = start + D z: the gradient is D' g, the information D' H D.
-    gradient = found.gradient - steepness
-    information = found.information + bend[:, None] * np.eye(bend.shape[1], dtype=bend.dtype)[None]
-    return found._replace(
-        value=found.value - cost,
+    gradient = local.gradient - steepness
+    information = local.information + bend[:, None] * np.eye(bend.shape[1], dtype=bend.dtype)[None]
+    return local._replace(
+        value=local.value - cost,
         gradient=(gradient[:, None] @ directions)[:, 0],
         information=directions.swapaxes(1, 2) @ information @ directions,
     )
 
 
-def _advance(xp: ModuleType, race: _Race, found: Local, *, field: Field, directions: Float[Floats, "s p p"]) -> _Race:
+def _advance(xp: ModuleType, race: _Race, local: Local, *, field: Field, directions: Float[Floats, "s p p"]) -> _Race:
     """One round of all active ascents; the next phase begins when no ascent of a phase is active any more."""
     is_isotropic = field.is_isotropic
     first, by_column, last = (xp.asarray(0 if each is None else each, race.starts.dtype) for each in field.tolerances)
     tolerance = xp.where(is_isotropic, xp.where(race.phase == _LAST, last, first), by_column)
     limit = xp.where(is_isotropic, *field.limits)
-    ascents = newton.advance(xp, race.ascents, found, race.active, tolerance)
+    ascents = newton.advance(xp, race.ascents, local, race.active, tolerance)
     heights, rounds = _heights(xp, ascents), race.rounds + 1
     goes_on = race.active & ~ascents.done & (ascents.steps < limit) & xp.isfinite(ascents.local.value)
     race = race._replace(ascents=ascents, rounds=rounds, active=goes_on)

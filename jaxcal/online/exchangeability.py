@@ -256,10 +256,10 @@ def check_inputs(
     for fold in range(1, folds):
         training, held_out = fold_of < fold, fold_of == fold
         scores = _scores(classifier, seed, rows[training], is_new[training], rows[held_out])
-        found = _rank_statistic(scores, is_new[held_out], groups[held_out], rng)
-        wins, pairs = wins + found.wins, pairs + found.pairs
-        excess, variance = excess + found.excess, variance + found.variance
-        group_variance += found.group_variance
+        statistic = _rank_statistic(scores, is_new[held_out], groups[held_out], rng)
+        wins, pairs = wins + statistic.wins, pairs + statistic.pairs
+        excess, variance = excess + statistic.excess, variance + statistic.variance
+        group_variance += statistic.group_variance
     # z = excess / std; p = P(N(0, 1) > z) = erfc(z / sqrt(2)) / 2
     z = excess / math.sqrt(max(variance, group_variance)) if variance else 0.0
     return InputCheck(
@@ -300,16 +300,16 @@ class InputCheck:
             f"The inputs of {self.num_new} new rows were tested for exchangeability with those of "
             f"{self.num_calibration} calibration rows"
         )
-        found = (
+        accuracy = (
             f"A classifier of new rows and calibration rows has an AUC of {self.auc:.3f} out of fold, where 0.5 is "
             f"chance (p = {self.p_value:.2g})."
         )
         if self.alarm:
             return (
-                f"{tested}: it is rejected. {found} The premise of a coverage guarantee is false for these rows: "
+                f"{tested}: it is rejected. {accuracy} The premise of a coverage guarantee is false for these rows: "
                 "calibrate with recent rows, or with weights."
             )
-        return f"{tested}: no evidence against it. {found} The targets were not tested: the errors may have changed."
+        return f"{tested}: no evidence against it. {accuracy} The targets were not tested: the errors may have changed."
 
 
 class _RankStatistic(NamedTuple):

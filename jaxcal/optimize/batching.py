@@ -31,8 +31,8 @@ def first_finite(attempt: Callable[..., PyTree], tries: int, *args: PyTree) -> P
     run = _ArraysOut(partial(attempt, *args), (None,))
 
     def failed(state):
-        tried, found = state
-        return (tried < tries) & (found.result == Result.NOT_FINITE)
+        tried, record = state
+        return (tried < tries) & (record.result == Result.NOT_FINITE)
 
     def again(state):
         tried, _ = state
@@ -103,14 +103,14 @@ def each_run(run: Callable[..., T], shared: tuple, own: Sequence[tuple], *, labe
     with progress.work(label, len(own)) as work:
         if not can_be_filled(shared, own):
             whole = [*own, *[own[0]] * (slots - len(own))]
-            found = _all_runs(run, shared, jax.tree.map(lambda *leaves: jnp.stack(leaves), *whole))
+            results = _all_runs(run, shared, jax.tree.map(lambda *leaves: jnp.stack(leaves), *whole))
             work.report(len(own))
-            return jax.tree.map(lambda leaf: leaf[: len(own)], found)
-        found = []
+            return jax.tree.map(lambda leaf: leaf[: len(own)], results)
+        results = []
         for each in own:
-            found.append(run(*shared, *each))
+            results.append(run(*shared, *each))
             work.advance()
-    return stacked(found)
+    return stacked(results)
 
 
 @_programs.jit

@@ -50,15 +50,15 @@ def as_function(
     converged = result == Result.CONVERGED
 
     def last_digits(*args: PyTree) -> Stationary:
-        found = polish(loss_of(*args), near_of(*args), least_curvature)
-        is_optimum = converged & found.is_optimum
-        return Stationary(jnp.where(is_optimum, found.place, start), is_optimum)
+        polished = polish(loss_of(*args), near_of(*args), least_curvature)
+        is_optimum = converged & polished.is_optimum
+        return Stationary(jnp.where(is_optimum, polished.place, start), is_optimum)
 
     # Arrays in its closure become arguments, too: `one_run_at_a_time` must know all that differs from run to run.
     last_digits = eqx.filter_closure_convert(last_digits, *args)
-    found = one_run_at_a_time(lambda run, *args: run(*args))(*as_constants((last_digits, *args)))
-    place = at_optimum(loss_of(*args), found, least_curvature)
-    return place, jnp.where(converged & ~found.is_optimum, Result.STEP_LIMIT, result)
+    stationary = one_run_at_a_time(lambda run, *args: run(*args))(*as_constants((last_digits, *args)))
+    place = at_optimum(loss_of(*args), stationary, least_curvature)
+    return place, jnp.where(converged & ~stationary.is_optimum, Result.STEP_LIMIT, result)
 
 
 class Stationary(NamedTuple):

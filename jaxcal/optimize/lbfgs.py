@@ -294,14 +294,14 @@ def _descended(evaluate: Callable, start: Vector, rules: _Rules, *, on_host: boo
     return iterate(ask, advance, _Descent.at(xp, start, rules), unfinished, on_host=on_host)
 
 
-def _advance(xp: ModuleType, descent: _Descent, found: tuple[Scalar, Vector], *, rules: _Rules) -> _Descent:
+def _advance(xp: ModuleType, descent: _Descent, evaluation: tuple[Scalar, Vector], *, rules: _Rules) -> _Descent:
     """The descent after one more trial of the line search, which may be the last one of a step.
 
     The line search uses doubling and bisection (Lewis & Overton 2013, algorithm 2.6). A step ends at the first trial
     that satisfies the weak Wolfe conditions. If no trial does, it ends at the last trial with sufficient decrease.
     """
     first, length, slope = descent.steps < 0, descent.length, descent.slope
-    point = _Point(descent.asked, *(xp.asarray(part, length.dtype) for part in found))
+    point = _Point(descent.asked, *(xp.asarray(part, length.dtype) for part in evaluation))
     # False if the value is NaN: such a step is too long.
     # Sufficient decrease: f(x + l d) <= f(x) + c1 l slope. Curvature: g(x + l d) . d >= c2 slope.
     falls = first | (point.value <= descent.start.value + _SUFFICIENT_DECREASE * length * slope)

@@ -73,9 +73,9 @@ def _outline(branch: "Branch", level: int = 0, above: int = 0, row: int = 0) -> 
     yield level, above, branch
     below = row + 1
     for part in branch.below:
-        found = list(_outline(part, level + 1, row, below))
-        yield from found
-        below += len(found)
+        nodes = list(_outline(part, level + 1, row, below))
+        yield from nodes
+        below += len(nodes)
 
 
 def _cells(branch: "Branch") -> tuple[str, ...]:

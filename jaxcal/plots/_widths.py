@@ -36,14 +36,14 @@ def widths(distributions: Forecasts, *, confidence_level: float = 0.9, bins: int
     """
     named = _style.by_name(distributions)
     _checks.check_at_least("bins", bins, 2)
-    found = {name: _widths_of(distribution, confidence_level) for name, distribution in named.items()}
-    edges = _edges([values[np.isfinite(values)] for values in found.values()], bins)
-    infinite = [float(np.mean(np.isinf(values))) for values in found.values()]
-    fractions = [np.histogram(values, edges)[0] / len(values) for values in found.values()]
+    widths_by_name = {name: _widths_of(distribution, confidence_level) for name, distribution in named.items()}
+    edges = _edges([values[np.isfinite(values)] for values in widths_by_name.values()], bins)
+    infinite = [float(np.mean(np.isinf(values))) for values in widths_by_name.values()]
+    fractions = [np.histogram(values, edges)[0] / len(values) for values in widths_by_name.values()]
     # A forecast whose widths are all in one bin is drawn as a line. A bar would leave no room for the others.
     top = 1.05 * max([*infinite, *(float(fraction.max()) for fraction in fractions if fraction.max() < 1)]) or 1.0
     ax = ax or _style.new_axes(_style.COLUMN_WIDTH, 2.5)
-    for i, ((name, values), fraction) in enumerate(zip(found.items(), fractions, strict=True)):
+    for i, ((name, values), fraction) in enumerate(zip(widths_by_name.items(), fractions, strict=True)):
         style = {**_style.curve_style(i), "linewidth": 1.2, "label": _style.label_of(name, _center(values))}
         if fraction.max() == 1:
             ax.plot((values.mean(), values.mean()), (0, top), **style)
@@ -126,11 +126,11 @@ def width_against_coverage(
     named = _style.by_name(distributions)
     _checks.check_fraction("confidence_levels", np.asarray(confidence_levels))
     levels = sorted(confidence_levels)
-    found = {name: _coverages_and_widths(y, distribution, levels) for name, distribution in named.items()}
-    infinite = {name: np.isinf(widths).any(axis=0).sum() for name, (_, widths) in found.items()}
+    measures = {name: _coverages_and_widths(y, distribution, levels) for name, distribution in named.items()}
+    infinite = {name: np.isinf(widths).any(axis=0).sum() for name, (_, widths) in measures.items()}
     average = np.median if any(infinite.values()) else np.mean
     bands = [calibrated_band(level, np.size(y)) for level in levels]
-    points = [(coverages, average(widths, axis=1)) for coverages, widths in found.values()]
+    points = [(coverages, average(widths, axis=1)) for coverages, widths in measures.values()]
     top = _style.limits(np.zeros(1), *(widths for _, widths in points))[1]
 
     ax = ax or _style.new_axes(_style.COLUMN_WIDTH, 2.7)
@@ -138,7 +138,7 @@ def width_against_coverage(
         labels = ("_", "_") if i else ("calibrated, 95 %", "nominal level")
         ax.fill_betweenx((0, top), *band, color=_style.PALE, linewidth=0, label=labels[0])
         ax.vlines(level, 0, top, color=_style.GRAY, linewidth=0.6, linestyle="--", label=labels[1])
-    for i, (name, (coverages, widths)) in enumerate(zip(found, points, strict=True)):
+    for i, (name, (coverages, widths)) in enumerate(zip(measures, points, strict=True)):
         note = f" ({infinite[name]} infinite)" if infinite[name] else ""
         style = {**_style.curve_style(i), **_style.marker_style(i), "markersize": 4, "linewidth": 1}
         ax.plot(coverages, widths.clip(max=top), label=f"{name or 'forecast'}{note}", **style)

@@ -64,14 +64,14 @@ def leave_one_out_crps(process: Process, data: Data) -> Float[AnyArray, ""]:
         process: an exact process, or a process with inducing points or with the nearest rows.
         data: the data that the process was fitted to.
     """
-    rows, given = nearest.other_rows(data), process.posterior
-    if isinstance(given, nearest.NearestRows):
-        others = nearest.leave_one_out(process.model.kernel, given, data.points, rows)
+    rows, posterior = nearest.other_rows(data), process.posterior
+    if isinstance(posterior, nearest.NearestRows):
+        others = nearest.leave_one_out(process.model.kernel, posterior, data.points, rows)
     elif process.inference == "exact":
-        others = gp.LeaveOneOut(*(each[rows] for each in gp.leave_one_out(cast(gp.Posterior, given))))
+        others = gp.LeaveOneOut(*(each[rows] for each in gp.leave_one_out(cast(gp.Posterior, posterior))))
     else:
         model = eqx.tree_at(lambda m: m.inducing, process.model, process.points, is_leaf=lambda node: node is None)
-        others = models.leave_one_out(model, cast(gp.Posterior, given), take(data, rows))
+        others = models.leave_one_out(model, cast(gp.Posterior, posterior), take(data, rows))
     xp = namespace(others.error)
     score = normal.crps(others.error, 0.0, xp.sqrt(others.variance)).mean()
     return xp.where((process.result == Result.NOT_FINITE) | xp.isnan(score), np.inf, score)

@@ -102,8 +102,8 @@ class Nearest(Inference):
 
     def search(self, initial_models: Model, data: Data, jitter: Float[AnyArray, ""], first: First = None) -> Found:
         """The hyperparameters of the least leave-one-out CRPS near the best of several initial models."""
-        found = optimum_of_some(self, initial_models, data, jitter, first)
-        rows, model, on_host = _deciding_rows(data), found.model, is_known(data)
+        optimum = optimum_of_some(self, initial_models, data, jitter, first)
+        rows, model, on_host = _deciding_rows(data), optimum.model, is_known(data)
         if number_of(initial_models) > 1 and has_more_to_learn(initial_models):
             starts = _starts(self, initial_models, model, data)
             model = _best_of(self, starts, data, jitter, rows[:_COMPARED])
@@ -111,7 +111,7 @@ class Nearest(Inference):
         xp, dtype = namespace(vector), vector.dtype
         if not vector.size:
             steps, result = (xp.asarray(number, np.int32) for number in (0, Result.CONVERGED))
-            return found._replace(model=model, steps=steps, result=result)
+            return optimum._replace(model=model, steps=steps, result=result)
 
         def descent(vector: Float[AnyArray, " p"], _: Any) -> tuple[Float[AnyArray, " p"], tuple[AnyArray, AnyArray]]:
             loss = self._loss_near(model_of(vector.astype(dtype)), data, jitter, rows)
@@ -122,7 +122,7 @@ class Nearest(Inference):
         start = vector.astype(float) if namespace(data.targets) is np else vector
         end, (steps, results) = scan(descent, start, np.arange(_DESCENTS))
         model = model_of(end.astype(dtype))
-        return found._replace(model=model, steps=steps.sum(dtype=np.int32), result=results[-1].astype(np.int32))
+        return optimum._replace(model=model, steps=steps.sum(dtype=np.int32), result=results[-1].astype(np.int32))
 
     def _loss_near(self, model: Model, data: Data, jitter: Float[AnyArray, ""], rows: Int[AnyArray, " r"]) -> Callable:
         """The loss and its gradient, as a function of a vector; the neighbors are those under this model."""
@@ -136,19 +136,20 @@ class Nearest(Inference):
     def conclude(self, found: Found, data: Data, jitter: Float[AnyArray, ""]) -> Process:
         """The process given the nearest rows; its result is NOT_FINITE if it makes no sense."""
         model, xp, rows = found.model, namespace(data.targets), scattered(data.points)[:_ASKED]
-        given = NearestRows.of(model, data, jitter, self.neighbors)
-        few, others = given.factorized_together(data.points), leave_one_out(model.kernel, given, data.points, rows)
+        posterior = NearestRows.of(model, data, jitter, self.neighbors)
+        few = posterior.factorized_together(data.points)
+        others = leave_one_out(model.kernel, posterior, data.points, rows)
         if "log_noise" not in model.fixed:
-            given, others = _calibrated(given, others)
+            posterior, others = _calibrated(posterior, others)
         density = data.targets.shape[0] * normal.log_prob(others.error, 0.0, xp.sqrt(others.variance)).mean()
         errors = abs(others.standardized)
         good = xp.isfinite(errors).all() & models.has_sane_variances(model, data)
         return Process(
             model=model,
             points=data.points,
-            posterior=given,
-            noise_variance=given.scale * model.noise_variance(few),
-            rounding_fraction=given.scale * model.rounding(few) / xp.median(others.variance),
+            posterior=posterior,
+            noise_variance=posterior.scale * model.noise_variance(few),
+            rounding_fraction=posterior.scale * model.rounding(few) / xp.median(others.variance),
             evidence=density,
             iterations=found.steps,
             result=xp.where(good, found.result, Result.NOT_FINITE).astype(np.int32),
@@ -230,8 +231,8 @@ def log_crps(
     model: Model, data: Data, jitter: ArrayLike, rows: Int[Array, " r"], near: Int[Array, "r k"]
 ) -> Float[Array, ""]:
     """The log of the mean leave-one-out CRPS of some rows, times their number: in nats, like a log density."""
-    given = NearestRows.of(model, data, jitter, near.shape[1])
-    return _log_crps(_errors(model.kernel, given, data.points, rows, near))
+    posterior = NearestRows.of(model, data, jitter, near.shape[1])
+    return _log_crps(_errors(model.kernel, posterior, data.points, rows, near))
 
 
 def _log_crps(others: gp.LeaveOneOut) -> Float[AnyArray, ""]:
@@ -250,8 +251,8 @@ def _best_of(inference: Nearest, starts: Model, data: Data, jitter: ArrayLike, r
     """The model, among several, under which few rows have the least leave-one-out CRPS."""
 
     def height(model: Model) -> Float[AnyArray, ""]:
-        given = NearestRows.of(model, data, jitter, inference.neighbors)
-        return -_log_crps(leave_one_out(model.kernel, given, data.points, rows))
+        posterior = NearestRows.of(model, data, jitter, inference.neighbors)
+        return -_log_crps(leave_one_out(model.kernel, posterior, data.points, rows))
 
     return one_of(starts, greatest(starts, height)[0])
 
@@ -278,12 +279,12 @@ def _first_of_others(n: int) -> int:
     return max(0, min(_DECIDING, n - _DECIDING))
 
 
-def _calibrated(given: "NearestRows", asked: gp.LeaveOneOut) -> tuple["NearestRows", gp.LeaveOneOut]:
+def _calibrated(posterior: "NearestRows", asked: gp.LeaveOneOut) -> tuple["NearestRows", gp.LeaveOneOut]:
     """The rows and their errors, scaled by the mean squared standardized error of the rows that did not decide."""
-    others = slice(_first_of_others(given.targets.shape[0]), None)
+    others = slice(_first_of_others(posterior.targets.shape[0]), None)
     # mean of e^2 / v
     scale = (asked.error[others] ** 2 / asked.variance[others]).mean()
-    return replace(given, scale=scale), gp.LeaveOneOut(asked.error, scale * asked.variance)
+    return replace(posterior, scale=scale), gp.LeaveOneOut(asked.error, scale * asked.variance)
 
 
 @part
@@ -292,31 +293,31 @@ def _deciding_rows(data: Data) -> Int[AnyArray, " r"]:
 
 
 def _errors(
-    kernel: Kernel, given: NearestRows, at: Points, rows: Int[Array, " r"], near: Int[Array, "r k"]
+    kernel: Kernel, posterior: NearestRows, at: Points, rows: Int[Array, " r"], near: Int[Array, "r k"]
 ) -> gp.LeaveOneOut:
     """Errors and variances of some of the rows, each given the rows `near`."""
     # The derivative predicts each row again, which is cheap. To store its matrices takes three times as long.
-    predict_row = jax.checkpoint(lambda row, near: _predict_one(kernel, given, at, take(at, row), near))
+    predict_row = jax.checkpoint(lambda row, near: _predict_one(kernel, posterior, at, take(at, row), near))
     mean, variance = over_runs(predict_row)(rows, near)
-    return gp.LeaveOneOut(given.targets[rows] - mean, variance + given.scale * given.noises[rows])
+    return gp.LeaveOneOut(posterior.targets[rows] - mean, variance + posterior.scale * posterior.noises[rows])
 
 
-def _predict_one(kernel: Kernel, given: NearestRows, at: Points, point: Points, near: Int[Array, " k"]):
+def _predict_one(kernel: Kernel, posterior: NearestRows, at: Points, point: Points, near: Int[Array, " k"]):
     """Latent mean and variance at a point, given the rows `near`."""
     some, point = take(at, near), alone(point)
     cross, prior = kernel(point, some)[0], kernel.diagonal(point)[0]
-    mean, variance = gp.conditional(gram(kernel, some, given.noises[near]), cross, given.targets[near], prior)
-    return mean, given.scale * variance
+    mean, variance = gp.conditional(gram(kernel, some, posterior.noises[near]), cross, posterior.targets[near], prior)
+    return mean, posterior.scale * variance
 
 
-def _neighbors_of_rows(kernel: Kernel, given: NearestRows, at: Points, rows: Int[Array, " r"]) -> Int[Array, "r k"]:
+def _neighbors_of_rows(kernel: Kernel, posterior: NearestRows, at: Points, rows: Int[Array, " r"]) -> Int[Array, "r k"]:
     """For some rows the numbers of the other rows nearest to each."""
-    find = lambda row: _neighbors(kernel, given, at, take(at, row), without=row)
-    return lax.map(find, rows, batch_size=_batch(given))
+    find = lambda row: _neighbors(kernel, posterior, at, take(at, row), without=row)
+    return lax.map(find, rows, batch_size=_batch(posterior))
 
 
 def _neighbors(
-    kernel: Kernel, given: NearestRows, at: Points, point: Points, without: ArrayLike = -1
+    kernel: Kernel, posterior: NearestRows, at: Points, point: Points, without: ArrayLike = -1
 ) -> Int[Array, " k"]:
     """The numbers of the rows nearest to a point in the metric of the kernel; one row may be excluded.
 
@@ -328,9 +329,9 @@ def _neighbors(
     n = priors.shape[0]
     distances = jnp.where(jnp.arange(n) == without, jnp.inf, distances)
     # The distances are in float32: in float64 XLA sorts the whole array on a CPU.
-    return lax.top_k(-distances.astype(jnp.float32), min(given.neighbors, n - 1))[1]
+    return lax.top_k(-distances.astype(jnp.float32), min(posterior.neighbors, n - 1))[1]
 
 
-def _batch(given: NearestRows) -> int:
+def _batch(posterior: NearestRows) -> int:
     """The number of points whose neighbors are searched at once."""
-    return max(1, _AT_ONCE // given.targets.shape[0])
+    return max(1, _AT_ONCE // posterior.targets.shape[0])

@@ -123,10 +123,10 @@ class Sparse(Inference):
         best = sparse_initial(self, initial_models, data, jitter, first)
         model = self.with_inducing_points(best.model, data)
         rows = self.rows_that_decide(data)
-        found = self.descend(model, rows, jitter)
+        optimum = self.descend(model, rows, jitter)
         if rows is not data:
-            found = found._replace(evidence=self.evidence(found.model, data, jitter))
-        return found._replace(failed_initial_values=best.failed_initial_values)
+            optimum = optimum._replace(evidence=self.evidence(optimum.model, data, jitter))
+        return optimum._replace(failed_initial_values=best.failed_initial_values)
 
     def descend(self, model: Model, data: Data, jitter: Float[AnyArray, ""]) -> Found:
         """The model of the greatest bound near this one, by L-BFGS; trained inducing points move."""
@@ -171,11 +171,11 @@ def sparse_initial(
     The models are the initial models and the optimum of the exact evidence of some rows, each with its own noise and
     with more noise. The variance that few inducing points do not explain counts as noise.
     """
-    found = optimum_of_some(sparse, initial_models, data, jitter, first)
+    optimum = optimum_of_some(sparse, initial_models, data, jitter, first)
     if models.number_of(initial_models) == 1 or not has_more_to_learn(initial_models):
-        return found
-    model, value = _best_by_bound(sparse, initial_models, found.model, models.some_rows(data, _COMPARED_ROWS), jitter)
-    return found._replace(model=model, evidence=value)
+        return optimum
+    model, value = _best_by_bound(sparse, initial_models, optimum.model, models.some_rows(data, _COMPARED_ROWS), jitter)
+    return optimum._replace(model=model, evidence=value)
 
 
 @part

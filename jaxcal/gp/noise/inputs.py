@@ -40,9 +40,9 @@ class InputNoise(Noise):
         self, inference: Inference, initial_of: InitialOf, data: Data, jitter: Float[AnyArray, ""], first: First = None
     ) -> Process:
         """The process with the process of its noise; both are fitted twice, alternating."""
-        found, dtype = inference.search(initial_models(initial_of, data), data, jitter, first), data.targets.dtype
-        logit = namespace(found.evidence).zeros((), dtype)
-        model = eqx.tree_at(lambda m: m.logit_fraction, found.model, logit, is_leaf=lambda node: node is None)
+        optimum, dtype = inference.search(initial_models(initial_of, data), data, jitter, first), data.targets.dtype
+        logit = namespace(optimum.evidence).zeros((), dtype)
+        model = eqx.tree_at(lambda m: m.logit_fraction, optimum.model, logit, is_leaf=lambda node: node is None)
         variance = np.asarray(noise.LOG_SQUARE_VARIANCE, dtype)
         of_noise = inference.with_limits(_STEPS, _TOLERANCE)
 
@@ -56,7 +56,7 @@ class InputNoise(Noise):
 
         better, after, foreseen = _repeated(one_round, model, namespace(data.targets).ones_like(data.targets))
         rows = data._replace(base_variance=foreseen.relative)
-        process = inference.conclude(better._replace(failed_initial_values=found.failed_initial_values), rows, jitter)
+        process = inference.conclude(better._replace(failed_initial_values=optimum.failed_initial_values), rows, jitter)
         put = lambda p: (p.log_noise, p.log_noise_offset)
         return eqx.tree_at(put, process, (after, foreseen.offset), is_leaf=lambda node: node is None)
 
@@ -86,9 +86,9 @@ def _foreseen(model: Model, after: Process, logs: Data, variance: Float[AnyArray
     """The noise at every row, as the process of the log variances predicts it from the other rows."""
     xp, others = namespace(logs.targets), leave_one_out(model, cast(gp.Posterior, after.posterior), logs)
     # E exp(f) = exp(m + v / 2), with v the variance without the noise of the logs.
-    found = xp.exp(logs.targets - others.error + xp.maximum(others.variance - variance, 0) / 2)
-    scale = found.mean()
-    return _Foreseen(found / scale, -xp.log(scale))
+    variances = xp.exp(logs.targets - others.error + xp.maximum(others.variance - variance, 0) / 2)
+    scale = variances.mean()
+    return _Foreseen(variances / scale, -xp.log(scale))
 
 
 def _repeated(
@@ -105,8 +105,8 @@ def _repeated(
 
     def step(state, _):
         ended = one_round(eqx.combine(state[0], static), state[1])
-        found, rest[:] = eqx.filter(ended, is_array), [eqx.filter(ended, is_array, inverse=True)]
-        return (eqx.filter(ended[0].model, is_array), ended[2].relative), found
+        ended_arrays, rest[:] = eqx.filter(ended, is_array), [eqx.filter(ended, is_array, inverse=True)]
+        return (eqx.filter(ended[0].model, is_array), ended[2].relative), ended_arrays
 
     _, history = lax.scan(step, carried((arrays, relative)), length=_ROUNDS)
     return eqx.combine(jax.tree.map(lambda array: array[-1], history), rest[0])

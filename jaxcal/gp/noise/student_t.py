@@ -48,15 +48,15 @@ class StudentTNoise(Noise):
     ) -> Process:
         """The process of the greatest bound: `functional.noise.student_t_bound`."""
         weighted = self.first_data(data)
-        found = inference.search(initial_models(initial_of, data), weighted, jitter, first)
+        optimum = inference.search(initial_models(initial_of, data), weighted, jitter, first)
         climbed = inference.descend(
-            _with_student_t(inference, found.model, weighted, jitter, _CLIMBED_DF), data, jitter
+            _with_student_t(inference, optimum.model, weighted, jitter, _CLIMBED_DF), data, jitter
         )
         # The last update of the precisions and the degrees of freedom has a closed form, and raises the bound.
         model = _with_student_t(inference, climbed.model, data, jitter)
         value = inference.evidence(model, data, jitter)
-        found = climbed._replace(model=model, evidence=value, failed_initial_values=found.failed_initial_values)
-        return inference.conclude(found, data, jitter)
+        optimum = climbed._replace(model=model, evidence=value, failed_initial_values=optimum.failed_initial_values)
+        return inference.conclude(optimum, data, jitter)
 
 
 @part

@@ -185,7 +185,7 @@ class Evidence:
         return Local(np.asarray(terms.value), terms.gradient, terms.information, makes_sense)
 
     def _makes_sense(self, value: float, noise: NoiseAt) -> bool:
-        """As `model.is_sane`."""
+        """Whether a value makes sense, as in `model.is_sane`."""
         targets = self.rows.targets
         greatest = -len(targets) * (LOG_2PI + np.log(noise.least)) / 2
         absurd = ABSURD * np.mean(targets**2)

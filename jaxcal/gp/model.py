@@ -41,7 +41,7 @@ ABSURD = 1e6
 
 
 class Data(NamedTuple):
-    """What a process is fitted to.
+    """The data that a process is fitted to.
 
     Attributes:
         points: the inputs of the rows, in the form that the kernel takes.

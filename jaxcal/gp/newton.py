@@ -91,7 +91,7 @@ class Ascents(NamedTuple):
 
     @property
     def asked(self) -> Float[Floats, "s p"]:
-        """Where the objective is to be evaluated."""
+        """The places at which the objective is to be evaluated."""
         return self.place + self.move
 
 
@@ -194,7 +194,7 @@ def _corrected(
     usable = foreseen > 0
     divisor = xp.where(usable, foreseen, 1)
     ratio = xp.clip(xp.where(usable, xp.sum(move * change, axis=-1) / divisor, 1), _LEAST_CURVATURE, 1)
-    # H + (r - 1) H d d' H / (d' H d), with r = d' (change of g) / (d' H d); this multiplies d' H d by r.
+    # `H + (r - 1) H d d' H / (d' H d)`, with `r = d' (change of g) / (d' H d)`, which multiplies d' H d by r.
     return information + ((ratio - 1) / divisor)[:, None, None] * (along[:, :, None] * along[:, None])
 
 

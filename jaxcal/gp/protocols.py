@@ -107,10 +107,10 @@ class Inference(eqx.Module):
         """The minimization problem of the search near a model, by the data; for `differentiable=True` alone.
 
         Args:
-            model: as the search found it, without inducing points.
+            model: the result of the search, without inducing points.
             data: the rows.
             jitter: as a fraction of the mean prior variance.
-            kept: which rows are inducing points or neighbors, as of `kept`.
+            kept: the rows that are inducing points or neighbors, a result of `kept`.
         """
         raise NotImplementedError(f"{type(self).__name__} has no derivatives.")
 
@@ -141,7 +141,7 @@ class Inference(eqx.Module):
     def with_ard(self: I, ard: bool | str, n: int, inputs: int) -> I:
         """The same inference with `ard` in place of None; "auto" becomes True if n is large.
 
-        With few rows for each of the inputs None becomes "auto" if `ard` is not False, and with still fewer rows False.
+        With few rows for each input, None becomes "auto" if `ard` is not False. With even fewer rows, it becomes False.
         """
         if self.ard is not None:
             ard = self.ard

@@ -35,7 +35,7 @@ _CLEAR = 5.0
 # The order of the phases: isotropic ascents, ascents by column, the best isotropic ascent to its end, none.
 _ISOTROPIC, _BY_COLUMN, _LAST, _OVER = range(4)
 
-# `Objective` is evaluated at one vector, `Objectives` at those of several vectors [s, p] that are active [s].
+# `Objective` is evaluated at one vector, `Objectives` at the active [s] ones of several vectors [s, p].
 Objective = Callable[[Float[Floats, " p"]], Local]
 Objectives = Callable[[Float[Floats, "s p"], Bool[Floats, " s"]], Local]
 

@@ -58,8 +58,8 @@ def check_errors(
     Raises:
         TypeError: if a base is not a Distribution, or key is no random key. Also if an array is traced, because the
             result is known on the host only.
-        ValueError: if an argument is empty, not finite or of the wrong shape. Also if base is out of fold, the
-            martingale has made a bet, or a base is a `Point` and scores are measured in predicted stds.
+        ValueError: if an argument is empty, not finite or of the wrong shape. Also if base is out of fold, or the
+            martingale has made a bet. Also if a base is a `Point` and scores are measured in predicted stds.
 
     Source: Vovk, Nouretdinov and Gammerman, ICML 2003; Vovk et al., COPA 2021.
 
@@ -132,7 +132,7 @@ class ErrorCheck:
         return int(reached.argmax()) if reached.any() else None
 
     def __str__(self) -> str:
-        """What was tested and found, in plain words."""
+        """The test and its result, in plain words."""
         rows, largest = len(self.log_martingale), exponential(self.log_max)
         tested = (
             f"The errors of {rows} new rows were tested for exchangeability with those of {self.num_calibration} "
@@ -295,7 +295,7 @@ class InputCheck:
         return self.p_value <= self.significance
 
     def __str__(self) -> str:
-        """What was tested and found, in plain words."""
+        """The test and its result, in plain words."""
         tested = (
             f"The inputs of {self.num_new} new rows were tested for exchangeability with those of "
             f"{self.num_calibration} calibration rows"

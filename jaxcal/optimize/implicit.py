@@ -2,8 +2,8 @@
 
 Let the gradient g of a loss be 0 and its Hessian H be positive definite. If the arguments of the loss change, the
 optimum moves by -H^-1 dg. This is true of the optimum itself, not of a place where an optimizer stops short of it. So
-the last digits are optimized first. Some directions have hardly any curvature, and so no clear optimum: for example, of
-a hyperparameter on its way to where it has no effect. The place does not move in these directions.
+the last digits are optimized first. In some directions the loss has hardly any curvature, and so no clear optimum. An
+example is a hyperparameter on its way to where it has no effect. The place does not move in these directions.
 """
 
 from collections.abc import Callable

@@ -166,7 +166,7 @@ class _Memory(NamedTuple):
     """The last corrections, the newest one last; 0 before there are as many as `_CORRECTIONS`.
 
     Byrd, Nocedal & Schnabel, "Representations of quasi-Newton matrices and their use in limited memory methods",
-    Mathematical Programming 1994. With the inverse a step takes four products, in place of twenty one after the other.
+    Mathematical Programming 1994. With the inverse a step takes four products, in place of twenty in sequence.
 
     Attributes:
         moves: s, the moves of the place [m, p].
@@ -272,7 +272,7 @@ class _Descent(NamedTuple):
 
     @property
     def asked(self) -> Vector:
-        """Where the loss is to be evaluated."""
+        """The place at which the loss is to be evaluated."""
         return self.start.place + self.length * self.direction
 
     def optimum(self, xp: ModuleType) -> Optimum:

@@ -145,8 +145,8 @@ def coverage_by(
     """Coverage of the central interval in groups of rows: by label, or by bins of a column of numbers.
 
     The gray bar of a group is the central 95 % of Binomial(m, confidence_level) / m. If the intervals are exact in this
-    group, the coverage of its m rows lies in it. One of 20 groups lies outside by chance. The numbers of rows are
-    written beside the names. The legend gives the fraction of all rows that are covered.
+    group, the coverage of its m rows lies in the bar 95 % of the time. One of 20 groups lies outside by chance. The
+    numbers of rows are written beside the names. The legend gives the fraction of all rows that are covered.
 
     Args:
         y: targets [n].

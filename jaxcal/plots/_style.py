@@ -54,7 +54,7 @@ SMALLEST_FONT = 5.0  # points
 _Place = Literal["best", "upper left"]
 
 
-# What comes in
+# Input
 
 
 def by_name(distributions: Forecasts) -> dict[str, Distribution]:

@@ -101,9 +101,9 @@ def width_against_coverage(
     """Mean width of the central intervals against their coverage: a mark for each method, a curve at several levels.
 
     Good methods lie low, and not to the left of the nominal level, a dashed line. The gray band about it is the central
-    95 % of Binomial(n, confidence_level) / n. If the intervals are exact, the coverage of n rows lies in it. If an
-    interval of any method is infinite, the widths are medians, as the axis says. The legend then gives the number of
-    rows with infinite widths. A median that is itself infinite is an arrow at the upper edge.
+    95 % of Binomial(n, confidence_level) / n. If the intervals are exact, the coverage of n rows lies in the band 95 %
+    of the time. If an interval of any method is infinite, the widths are medians, as the axis says. The legend then
+    gives the number of rows with infinite widths. A median that is itself infinite is an arrow at the upper edge.
 
     Args:
         y: targets [n].

@@ -77,7 +77,8 @@ def run(
     if executor is not None:
         _executors.check(executor)
     asked = _by_name(jobs)
-    # As text, jobs and stamp do not change in the file if the task changes its arguments, or the caller the stamp.
+    # Jobs and stamp are kept as text. So it has no effect on the file if the task changes its arguments, or the caller
+    # the stamp.
     texts = {name: json.dumps(job) for name, job in asked.items()}
     stamped = _file.plain(stamp or {}, "stamp")
     for job in asked.values():

@@ -36,7 +36,7 @@ from jaxcal.gp.process import Process, first_fit
 from jaxcal.gp.protocols import First, Inference, Noise
 from jaxcal.optimize import Result, minimize, scale_by_adam
 
-# Gives the rows of a slice, or those of increasing numbers.
+# Gives the rows of a slice, or the rows of increasing numbers.
 Read = Callable[[slice | Int[np.ndarray, " k"]], Data]
 
 # More inducing points are better and slower: benchmarks/results/stochastic_bound.txt.

@@ -1,7 +1,7 @@
-"""Gaussian processes over a model's inputs and outputs: their kernels, and how their hyperparameters are found.
+"""Gaussian processes over a model's inputs and outputs: their kernels, and the search for their hyperparameters.
 
-The objects of `inference=` and `noise=` are here. `protocols.Inference` and `protocols.Noise` say what the engine asks
-of one.
+The objects for the arguments `inference=` and `noise=` are here. `protocols.Inference` and `protocols.Noise` say what
+the engine needs of such an object.
 """
 
 from jaxcal.gp.inference import Exact as Exact

@@ -1,6 +1,6 @@
-"""The evidence of known rows, or a bound on it, with its gradient by what is learned of a model, by NumPy.
+"""The evidence of known rows, or a bound on it, with its gradient by the learned parameters, by NumPy.
 
-It is for sums of squared exponentials, exactly or through inducing points, with Gaussian or Student t noise.
+It is for sums of squared exponentials, exact or with inducing points, with Gaussian or Student t noise.
 `model.evidence` is the same in JAX.
 """
 
@@ -22,10 +22,10 @@ Vector = Float[np.ndarray, "_"]
 def loss_of(
     model: Model, data: Data, jitter: Float[AnyArray, ""], *, with_inducing: bool
 ) -> Callable[[Vector], tuple[float, Vector]]:
-    """The negative evidence, with what is beyond the bounds, and its gradient, as a function of a vector.
+    """The negative evidence plus the penalty beyond the bounds, and its gradient, as a function of a vector.
 
     Args:
-        model: near which; of it `model.as_vector` tells what the vector holds.
+        model: the model that gives the bounds and the fixed parameters. `model.as_vector` says what the vector holds.
         data: the rows.
         jitter: as a fraction of the prior variance.
         with_inducing: whether the inducing points move.
@@ -43,7 +43,7 @@ def loss_of(
 
 
 class _Evidence:
-    """The evidence as a function of a vector, whose values it splits: kernels and noise, Student t noise, points."""
+    """The evidence as a function of a vector: of kernels and noise, of Student t noise, and of inducing points."""
 
     def __init__(self, model: Model, data: Data, jitter: Float[AnyArray, ""], *, with_inducing: bool) -> None:
         self.rows, self.jitter, self.model = Rows.of(model, data), float(jitter), model
@@ -60,21 +60,21 @@ class _Evidence:
         relative = at.relative if weights is None else at.relative / weights
         kernels = rows.kernels(head)
         if points is None:
-            value, found = self._exact(kernels, at, relative)
+            value, slopes = self._exact(kernels, at, relative)
         else:
-            value, found = self._through(points, kernels, at, relative)
-        if found is None:
+            value, slopes = self._through(points, kernels, at, relative)
+        if slopes is None:
             return value, np.full_like(vector, np.nan)
-        parts = [self._by_head(head, at, found, weights)]
+        parts = [self._by_head(head, at, slopes, weights)]
         if student is not None and weights is not None:
             value += float(noise.student_t_bound(weights, student.df))
-            parts.append(_by_student_t(student, weights, found.by_relative * relative))
+            parts.append(_by_student_t(student, weights, slopes.by_relative * relative))
         if self.moves:
-            parts.extend(map(np.ravel, found.by_points))
+            parts.extend(map(np.ravel, slopes.by_points))
         return value, np.concatenate(parts)
 
     def _split(self, vector: Vector) -> tuple[Vector, StudentT | None, list[np.ndarray] | None]:
-        """Of kernels and noise, of Student t noise, and the inducing points."""
+        """The three parts of a vector: for kernels and noise, for Student t noise, and the inducing points."""
         at, n = self.number, len(self.rows.targets)
         head, student, points = vector[:at], None, self.points
         if self.model.student_t is not None:
@@ -109,27 +109,31 @@ class _Evidence:
         return sparse_host.bound(inducing, self.rows.parts, self.jitter, at.common, relative, self.rows.targets)
 
     def _by_head(
-        self, head: Vector, at: NoiseAt, found: sparse_host.Gradient, weights: Float[np.ndarray, " n"] | None
+        self, head: Vector, at: NoiseAt, slopes: sparse_host.Gradient, weights: Float[np.ndarray, " n"] | None
     ) -> Vector:
-        """By kernels and noise: rounding, which follows the prior variance, is among the noise."""
+        """The gradient by kernels and noise.
+
+        The noise includes rounding, which is proportional to the prior variance.
+        """
         rows, variances = self.rows, self.rows.starts[:-1]
         gradient = np.zeros(len(head))
-        gradient[: rows.starts[-1]] = found.by_parts
-        by_prior = found.by_prior + found.by_noise * at.rounding
+        gradient[: rows.starts[-1]] = slopes.by_parts
+        by_prior = slopes.by_prior + slopes.by_noise * at.rounding
         gradient[variances] += np.exp(head[variances]) * by_prior
         if rows.log_noise is None:
-            gradient[rows.starts[-1]] = found.by_noise * at.learned
+            gradient[rows.starts[-1]] = slopes.by_noise * at.learned
         if at.by_logit is not None:
-            gradient[-1] = found.by_relative @ (at.by_logit if weights is None else at.by_logit / weights)
+            gradient[-1] = slopes.by_relative @ (at.by_logit if weights is None else at.by_logit / weights)
         return gradient
 
 
 def _by_student_t(
     student: StudentT, weights: Float[np.ndarray, " n"], by_log_relative: Float[np.ndarray, " n"]
 ) -> Vector:
-    """The derivatives by what `StudentT` holds; both of its arrays change the weights, too."""
+    """The derivatives by the two arrays of `StudentT`, which also change the weights."""
     squares, df = np.exp(cast(np.ndarray, student.log_squares)), student.df
     by_weights, by_df = noise.student_t_slopes(weights, df)
+    # The noise is common * relative / w, with w = (df + 1) / (df + square).
     by_weights = by_weights - by_log_relative / weights
     by_df = by_df + by_weights @ ((squares - 1) / (df + squares) ** 2)
     by_squares = -by_weights * (df + 1) / (df + squares) ** 2

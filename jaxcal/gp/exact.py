@@ -1,7 +1,8 @@
 """The greatest exact evidence: a race of damped Newton steps from several initial values, on few rows and on all.
 
-Of many rows some decide which two optima are climbed to on all, and where further ascents by column begin. Of very
-many known rows the race is that of 1000, and few steps of more and more rows follow.
+If there are many rows, some of them decide which two optima the ascents on all rows go to. They also decide where
+further ascents by column begin. If there are very many known rows, the race is on 1000 of them. A few steps on more and
+more rows follow.
 """
 
 import math
@@ -24,31 +25,32 @@ from jaxcal.gp.newton import Floats, Local
 from jaxcal.gp.protocols import Inference
 from jaxcal.optimize import Result
 
-# Of more rows than 512 some decide which optima all of them climb to: 250. The first number is a multiple of 16, as are
-# rows that `gp.padding` fills up.
+# Above 512 rows, 250 of them decide which optima the ascents on all rows go to. The number 512 is a multiple of 16,
+# like every number of rows that `gp.padding` makes.
 _MANY_ROWS, FEW_ROWS = 512, 250
-# Ascents on the few rows end at this tolerance. All rows climb to the best optimum, and to a rival less than 10 nats
-# below it. From both the few rows take at most 40 steps by column, to the loose tolerance.
+# Ascents on the few rows end at the tolerance 0.1. The ascents on all rows go to the best optimum, and to a second one
+# that is less than 10 nats below it. From both, ascents by column on the few rows take at most 40 steps, to the loose
+# tolerance.
 _FEW_ROWS_TOLERANCE, _RIVAL, _FEW_ROWS_STEPS = 0.1, 10.0, 40
-# A search of more known rows than the first number begins with the second one. Each rung has about 2.24 times the rows
-# of the one before, and takes at most five steps. What more steps gain changes no prediction.
+# A search on more than 2000 known rows begins with 1000 of them. Each rung has about 2.24 times the rows of the rung
+# before, and takes at most five steps. The gain of more steps changes no prediction.
 LADDER_ROWS, _FIRST_RUNG, _GROWTH, _RUNG_STEPS = 2000, 1000, 2.24, 5
-# Isotropic ascents that others by column follow end here at first.
+# The first tolerance of isotropic ascents that ascents by column follow.
 _LOOSE = 0.5
-# How much is hoped of an ascent (`race.Field`) of many rows, which climb from where few have led.
+# `race.Field.hope` for ascents on many rows that begin at the ends of ascents on few rows.
 _HOPE_OF_MANY = 3.0
 
 
 class Start(NamedTuple):
-    """Where a search of the exact evidence begins.
+    """The beginning of a search for the greatest exact evidence.
 
     Attributes:
-        models: the initial ones along a leading axis, with lengthscales by column where the inference asks for them.
-        vectors: what they learn [a, p].
+        models: the initial models along a leading axis, with lengthscales by column if the inference asks for them.
+        vectors: the learned parameters of these models [a, p].
         low, high: the bounds [p].
-        tied: the directions in which isotropic ascents move, one a column [p, p]; None where none by column follow.
-        cost: what an ascent by column must gain, in nats.
-        number: of rows.
+        tied: the directions in which isotropic ascents move, one a column [p, p]. None if no ascents by column follow.
+        cost: the gain, in nats, that an ascent by column must reach.
+        number: the number of rows.
     """
 
     models: Model
@@ -85,20 +87,20 @@ class Start(NamedTuple):
         return self._replace(**{name: wide(getattr(self, name)) for name in names})
 
     def of_part(self, fraction: float) -> "Start":
-        """The same for a part of the rows, which gain less."""
+        """The same for a part of the rows: the cost and the number of rows are multiplied by their fraction."""
         if fraction == 1:
             return self
         return self._replace(cost=self.cost * fraction, number=np.maximum(np.round(self.number * fraction), 1))
 
     def few_decide(self, number: int) -> bool:
-        """Whether few of so many rows decide which optima all rows climb to."""
+        """Whether a few of `number` rows decide which optima the ascents on all rows go to."""
         return self.vectors.shape[0] > 2 and number > _MANY_ROWS
 
 
 def exact_optimum(initial_models: Model, data: Data, jitter: ArrayLike, inference: Inference) -> Found:
     """The hyperparameters of the greatest exact evidence: isotropic ones, then by column if asked for.
 
-    Of many rows some decide which two optima are climbed to on all.
+    If there are many rows, some of them decide which two optima the ascents on all rows go to.
     """
     start = Start.of(initial_models, data, inference)
     model_of = as_vector(one_of(start.models))[1]
@@ -113,10 +115,10 @@ class Optimum(NamedTuple):
 
     Attributes:
         place: [p].
-        value: of the evidence; not finite where there is none.
-        steps: of the ascents to it, on all rows.
-        converged: whether it ended by the tolerance.
-        directions: in which it was climbed to, one a column [p, p].
+        value: the evidence at the place; not finite if there is none.
+        steps: the number of steps of the ascents to the place, on all rows.
+        converged: whether the ascent ended by the tolerance.
+        directions: the directions of the ascent, one a column [p, p].
         failed_initial_values: how many initial vectors had no value.
     """
 
@@ -128,7 +130,7 @@ class Optimum(NamedTuple):
     failed_initial_values: Int[Floats, ""]
 
     def as_found(self, model: Model) -> Found:
-        """What the search found, with the model at the place."""
+        """The result of the search, with the model at the place."""
         xp = namespace(self.value)
         result = xp.where(self.converged, Result.CONVERGED, Result.STEP_LIMIT)
         return Found(
@@ -143,19 +145,21 @@ class Optimum(NamedTuple):
 def optimum(
     objective: race.Objectives, few: race.Objectives | None, start: Start, inference: Inference, *, on_host: bool
 ) -> Optimum:
-    """Where the objective is the greatest.
+    """The greatest value of the objective, and its place.
 
     Args:
-        objective: on all rows.
-        few: on few rows, which decide what is climbed to on all; None where all decide.
+        objective: the objective on all rows.
+        few: the objective on few rows, which decide which optima the ascents on all rows go to. None if all rows
+            decide.
         start: where to begin; of NumPy's arrays on the host.
-        inference: of which tolerance and steps count.
+        inference: gives the tolerance and the most steps.
         on_host: as of `optimize.iterate`.
     """
     vectors, tied, tolerance, most = start.vectors, start.tied, inference.tolerance, inference.max_iterations
     xp = np if on_host else jnp
     loose = tolerance if tied is None else xp.maximum(tolerance, _LOOSE)
-    # By column from the best isotropic ends, and from an initial vector; few rows have said which of many.
+    # Ascents by column begin at the best isotropic ends, one if few rows chose the optima and else two, and at an
+    # initial vector.
     by_column = vectors[np.zeros(0 if tied is None else 3 if few is None else 2, int)]
     field = race.Field(
         isotropic=vectors,
@@ -196,14 +200,14 @@ def optimum(
 
 
 def climbed(rungs: Sequence[race.Objectives], best: Optimum, start: Start, inference: Inference, n: int) -> Optimum:
-    """The optimum of all n rows, by few steps of more and more of them from the one of the first rung.
+    """The optimum of all n rows: from the optimum of the first rung, by few steps on more and more rows.
 
     Args:
-        rungs: the objective on as many rows as `rung_sizes` says.
-        best: what the first rung says.
+        rungs: the objectives on parts of the rows, whose sizes `rung_sizes` gives.
+        best: the optimum of the first rung.
         start: where its search began; of NumPy's arrays.
-        inference: of which tolerance and steps count.
-        n: how many rows there are, those that fill up counted.
+        inference: gives the tolerance and the most steps.
+        n: how many rows there are, with padding.
     """
     limit = np.minimum(inference.max_iterations, _RUNG_STEPS)
     for objective, size in zip(rungs[1:], rung_sizes(n)[1:], strict=True):
@@ -212,7 +216,7 @@ def climbed(rungs: Sequence[race.Objectives], best: Optimum, start: Start, infer
 
 
 def rung_sizes(n: int) -> list[int]:
-    """How many rows a search of known rows climbs on, one after the other: all at once if they are not many."""
+    """The numbers of rows of the rungs of a search on known rows; a single rung of all rows if they are not many."""
     if n <= LADDER_ROWS:
         return [n]
     number = max(1, round(math.log(n / _FIRST_RUNG) / math.log(_GROWTH)))
@@ -222,7 +226,7 @@ def rung_sizes(n: int) -> list[int]:
 def ended(
     objective: race.Objectives, best: Optimum, start: Start, tolerance: ArrayLike, limit: int | Int[Floats, ""]
 ) -> Optimum:
-    """The optimum near the one of an objective that is not as exact, or of fewer rows; on the host."""
+    """The optimum near the optimum of a less exact objective, or of fewer rows; on the host."""
     place = best.place[None]
     field = race.Field(
         isotropic=place,
@@ -244,7 +248,7 @@ def ended(
 def _decided_by_few(
     objective: race.Objectives, field: race.Field, *, on_host: bool
 ) -> tuple[race.Field, Int[Floats, ""]]:
-    """The field on all rows, by what few say: the best two optima, and where ascents by column from both ended."""
+    """The field on all rows, which begins at the best two optima of few rows and at the ends by column from both."""
     xp = np if on_host else jnp
     tolerance, limit = xp.maximum(field.tolerances[1], _FEW_ROWS_TOLERANCE), field.limits[0]
     number, by_column = field.isotropic.shape[0], field.by_column.shape[0] > 0
@@ -273,7 +277,7 @@ def _decided_by_few(
 
 
 def _owners(model: Model, data: Data) -> tuple[Float[AnyArray, " q"], int]:
-    """For each hyperparameter with lengthscales by column the number of the one it has without, and how many more."""
+    """For each hyperparameter by column the number of its isotropic one, and how many more there are by column."""
     vector, model_of = as_vector(model)
     numbered = model_of(namespace(vector).arange(len(vector), dtype=vector.dtype))
     wide = eqx.tree_at(lambda m: m.kernel, numbered, numbered.kernel.by_column(data.points))
@@ -282,7 +286,7 @@ def _owners(model: Model, data: Data) -> tuple[Float[AnyArray, " q"], int]:
 
 
 def _tied(owners: Float[AnyArray, " q"]) -> Float[AnyArray, "q q"]:
-    """The directions in which hyperparameters of one owner move together, one a column; those that are left are 0."""
+    """The directions in which hyperparameters of one owner move together, one a column; further columns are 0."""
     return (owners[:, None] == np.arange(len(owners))[None]).astype(owners.dtype)
 
 
@@ -302,10 +306,11 @@ def exact_objective(
         model = model_of(vector)
         terms = gp.likelihood_terms(models.noisy_gram(model, data, jitter), data.targets)
         by_diagonal = jax.jacfwd(on_diagonal)(vector)
+        # The chain rule through the diagonal: d log p / d x_i = sum_k (d log p / d G_kk) (d G_kk / d x_i).
         gradient = jnp.diagonal(terms.by_gram) @ by_diagonal
-        products = by_diagonal * terms.weights[:, None]  # the columns G_i a
+        products = by_diagonal * terms.weights[:, None]  # the columns G_i a, with a = G^-1 y
         if "kernel" not in model.fixed:
-            # The diagonal of the kernel itself is among its derivatives.
+            # `on_diagonal` has jitter and noise alone: the kernel's own diagonal is in its derivatives.
             by_gram = terms.by_gram if data.included is None else terms.by_gram * counts[:, None] * counts[None]
             by_kernel, columns = model.kernel.derivatives(data.points, terms.weights, by_gram)
             gradient = gradient.at[: len(by_kernel)].add(by_kernel)

@@ -1,4 +1,4 @@
-"""From data to a fitted Gaussian process: the search, the posterior, and the answers to what went wrong."""
+"""The fit of a Gaussian process to data: the search, the posterior, and the errors and warnings of a failed fit."""
 
 from collections.abc import Callable, Sequence
 from functools import cache, partial
@@ -24,10 +24,9 @@ from jaxcal.optimize import Result, as_constants, first_finite, one_run_at_a_tim
 
 T = TypeVar("T")
 
-# Where rounding may hide more than this fraction of the leave-one-out variance, stds are off by more than a few per
-# cent.
+# If rounding may hide more than this fraction of the leave-one-out variance, stds are wrong by more than a few percent.
 _MUCH_ROUNDING = 0.1
-# Where the search on some of many rows ends, in nats: those of more rows go on.
+# The tolerance, in nats, of the search on some of many rows: the searches on more rows continue from its end.
 _TOLERANCE_OF_SOME = 0.1
 
 
@@ -35,8 +34,9 @@ class Way(NamedTuple):
     """How a process is fitted.
 
     Attributes:
-        inferences: settled for the rows. Of several the one with the better leave-one-out predictions is taken.
-        noise: of the process.
+        inferences: the inferences, with their defaults for the rows. If there are several, the fit with the best
+            leave-one-out predictions is taken.
+        noise: the noise of the process.
         differentiable: whether derivatives pass through the fit.
     """
 
@@ -57,17 +57,17 @@ class Way(NamedTuple):
         in_numpy: bool,
         differentiable: bool,
     ) -> "Way":
-        """What a user asked for n rows, checked, with the defaults in place of None.
+        """The way that a user asked for, checked, with the defaults for n rows in place of None.
 
         Args:
             n: how many rows there are.
-            inference: what was asked; None for what suits the rows.
-            noise: of the process.
-            ard: of an inference that leaves it open.
-            inputs: how many columns have a lengthscale then.
+            inference: the inference asked for; None for the default for the rows.
+            noise: the noise of the process.
+            ard: `ard` for an inference that has None.
+            inputs: how many columns have a lengthscale with ard=True.
             is_known: whether no transformation traces the rows.
-            in_numpy: whether the kernel is a sum of squared exponentials, which NumPy knows.
-            differentiable: whether derivatives shall pass.
+            in_numpy: whether the kernel is a sum of squared exponentials, for which there is a fit in NumPy.
+            differentiable: whether derivatives pass through the fit.
         """
         if differentiable and not noise.is_gaussian:
             raise ValueError(f"differentiable=True goes with Gaussian noise; got {type(noise).__name__}.")
@@ -81,12 +81,15 @@ class Way(NamedTuple):
         return self.inferences[0]
 
     def by(self, inference: Inference) -> "Way":
-        """The same by one inference, with numbers as arrays, which a compiled program need not know."""
+        """The same way with one inference.
+
+        Its numbers are arrays, so that a compiled program does not depend on their values.
+        """
         return self._replace(inferences=(inference.of_arrays(),), noise=self.noise.of_arrays())
 
 
 def check_objects(inference: Any, noise: Any) -> None:
-    """Raise TypeError if these are no objects of `jaxcal.gp`; an inference may be None."""
+    """Raise TypeError if `inference` or `noise` is no object of `jaxcal.gp`; an inference may be None."""
     for name, value, kind, example in (
         ("inference", inference, (Inference, type(None)), "Exact()"),
         ("noise", noise, Noise, "GaussianNoise()"),
@@ -96,18 +99,19 @@ def check_objects(inference: Any, noise: Any) -> None:
 
 
 def fit_rows(prepare: Prepare[S], rows: Sequence[Any], way: Way, *, in_numpy: bool) -> tuple[S, Process]:
-    """What the rows are scaled by, and the process of the greatest evidence.
+    """The scales of the rows, and the process of the greatest evidence.
 
-    Known rows are fitted by the host: of squared exponentials by NumPy on a CPU, else by small programs. A fit to
-    traced rows is one compiled program. So are fits on a mesh, fits by Adam, and fits by an object without `by_parts`.
-    Fits whose inducing points move are one program, too, unless NumPy does them.
+    The host fits known rows: by NumPy on a CPU if the kernel is a sum of squared exponentials, else by small programs.
+    A fit to traced rows is one compiled program. So are fits on a mesh, fits by Adam, and fits by an object without
+    `by_parts`. A fit whose inducing points move is one program, too, unless NumPy does it.
 
     Args:
-        prepare: `prepare(*rows, included)` gives what the rows are scaled by, the initial values and the data. It is
-            written for the arrays of NumPy and of JAX, and a pytree, such as an `eqx.Partial`.
-        rows: x, and what has a last axis of outputs if there are several; None for what is not there.
-        way: how.
-        in_numpy: whether the kernel is a sum of squared exponentials, which NumPy knows.
+        prepare: `prepare(*rows, included)` gives the scales of the rows, the initial values and the data. It takes
+            arrays of NumPy and of JAX, and is a pytree, such as an `eqx.Partial`.
+        rows: x, and the arrays that have a last axis of outputs if there are several outputs; None for an array that is
+            not there.
+        way: how to fit.
+        in_numpy: whether the kernel is a sum of squared exponentials, for which there is a fit in NumPy.
     """
     rows = tuple(rows)
     known = as_constants((prepare, rows, way._replace(differentiable=False)))
@@ -115,14 +119,14 @@ def fit_rows(prepare: Prepare[S], rows: Sequence[Any], way: Way, *, in_numpy: bo
         return _in_program(prepare, rows, way.by(way.inference))
     on_host = in_numpy and is_on_host(known)
     with _programs.at_top():
-        found, taken = _of_known(*known, on_host=on_host)
-    return _with_derivatives(found[1], prepare, rows, taken.of_arrays()) if way.differentiable else found
+        fit, taken = _of_known(*known, on_host=on_host)
+    return _with_derivatives(fit[1], prepare, rows, taken.of_arrays()) if way.differentiable else fit
 
 
 def _of_known(
     prepare: Prepare[S], rows: Sequence[Any], way: Way, *, on_host: bool
 ) -> tuple[tuple[S, Process], Inference]:
-    """The fit of known rows, one output after the other, and by which inference it is."""
+    """The fit of known rows, one output after the other, and the inference that made it."""
     outputs = _outputs(rows)
     firsts = [_first(prepare, way, output) for output in outputs]
     fits = []
@@ -137,7 +141,7 @@ def _of_known(
 
 
 def _first(prepare: Prepare[Any], way: Way, rows: Sequence[Any]) -> First:
-    """The exact optimum of some rows of one output: found once, for all who ask, in NumPy's arrays."""
+    """Gives the exact optimum of some rows of one output in NumPy's arrays; it is computed at the first call alone."""
     tolerance = TOLERANCE if len(rows[-1]) <= exact.LADDER_ROWS else _TOLERANCE_OF_SOME
     few = Exact(way.inference.ard, tolerance, way.inference.max_iterations)
     return cache(lambda: host.First.of(*as_numpy((prepare, few, way.noise, *rows))))
@@ -146,7 +150,7 @@ def _first(prepare: Prepare[Any], way: Way, rows: Sequence[Any]) -> First:
 def _of_output(
     prepare: Prepare[S], inference: Inference, way: Way, rows: Sequence[Any], first: First, *, on_host: bool
 ) -> tuple[S, Process]:
-    """The fit of one output's known rows: by NumPy where it can, by small programs, or by one."""
+    """The fit of one output's known rows: by NumPy if possible, else by small programs or by a single one."""
     by_host = inference.by_parts and way.noise.by_parts and (on_host or not inference.takes_many_steps)
     if not by_host:
         return _in_program(prepare, rows, way.by(inference))
@@ -156,7 +160,10 @@ def _of_output(
 
 
 def _by_programs(prepare: Prepare[S], way: Way, rows: Sequence[Any]) -> tuple[S, Process]:
-    """By small programs; the exact process of rows that are filled up, so that nearby numbers of them share these."""
+    """The fit by small programs.
+
+    Rows of the exact process are padded, so that nearby numbers of rows share the programs.
+    """
     number, device, included = len(rows[-1]), device_of(prepare, rows), None
     if way.inference.by_newton and way.noise.is_gaussian:
         rows, included = padding.padded(rows, device)
@@ -183,7 +190,7 @@ def _by_parts(
     *rows: AnyArray | None,
     included: Bool[AnyArray, " n"] | None = None,
 ) -> tuple[S, Process]:
-    """By a host that calls NumPy or small programs, at the smallest jitter at which all is finite."""
+    """The fit by a host that calls NumPy or small programs, at the smallest jitter at which all is finite."""
     scales, initial_of, data = _prepared(prepare, *rows, included=included)
 
     def attempt(tries: int) -> Process:
@@ -212,7 +219,7 @@ def _together(fits: list[T], rows: Sequence[Any]) -> T:
 
 
 def _in_numpy(prepare: Prepare[Any], rows: Sequence[Any], fit: tuple[Any, Process]) -> bool:
-    """Whether NumPy knows the leave-one-out errors."""
+    """Whether NumPy can compute the leave-one-out errors."""
     del prepare, rows
     return fit[1].in_numpy
 
@@ -236,7 +243,7 @@ def _in_program(prepare: Prepare[S], rows: Sequence[Any], way: Way) -> tuple[S, 
 def _with_derivatives(
     process: Process, prepare: Prepare[S], rows: Sequence[Any], inference: Inference
 ) -> tuple[S, Process]:
-    """The process that a search has found, as a function of the rows; arguments as of `fit_rows`."""
+    """The process of a search, as a function of the rows; arguments as of `fit_rows`."""
 
     def one(process: Process, *rows: Array | None) -> tuple[S, Process]:
         scales, initial_of, data = prepare(*rows, None)
@@ -250,10 +257,10 @@ def _with_derivatives(
 
 
 def over_outputs(fit_one: Callable[..., T], rows: Sequence[Any]) -> T:
-    """`fit_one(*rows)`, or of several outputs all by one `vmap`; part of a program.
+    """`fit_one(*rows)`, or one `vmap` of it over several outputs; a part of a program.
 
     Args:
-        fit_one: of one output.
+        fit_one: fits one output.
         rows: as of `fit_rows`.
     """
     x, *outputs = rows
@@ -270,8 +277,8 @@ def maximize_evidence(initial_of: InitialOf, data: Data, way: Way) -> Process:
 
     Args:
         initial_of: gives the initial values.
-        data: what to explain.
-        way: how, by one inference.
+        data: the data to fit.
+        way: how to fit, with one inference.
     """
     _warn_of_float64_on_a_tpu(data)
     search_all = one_run_at_a_time(partial(first_finite, _attempt, JITTER_TRIES))
@@ -282,19 +289,25 @@ def maximize_evidence(initial_of: InitialOf, data: Data, way: Way) -> Process:
 
 
 def _attempt(initial_of: InitialOf, data: Data, way: Way, tries: Int[Array, ""]) -> Process:
-    """The process, with the jitter after so many tries."""
+    """The process, with the jitter of try number `tries`."""
     jitter = way.inference.jitter_of_try(tries, data.targets.dtype)
     return way.noise.fit(way.inference, initial_of, data, jitter)
 
 
 def _warn_of_float64_on_a_tpu(data: Data) -> None:
-    """While a program is traced: once for every one that is compiled, and never for one that is there."""
+    """Warn while a program is traced.
+
+    So a program that is compiled warns once, and one that is compiled already never warns.
+    """
     if data.targets.dtype == np.float64 and jax.default_backend() == "tpu":
         _checks.warn("a TPU has no float64: the program that imitates it compiles for minutes. Give float32 rows.")
 
 
 def check_fit(process: Process, n: int, *, throw: bool) -> None:
-    """Raise if there is no fit to n rows, and `throw`; warn of outliers and of rounding. Nothing while traced."""
+    """Raise if there is no fit to n rows and `throw` is true; warn of outliers and of rounding.
+
+    Do nothing while traced.
+    """
     if throw:
         raise_unless_factorized(process.result, process.jitter, n)
     warn_of_outliers(process, n)
@@ -302,7 +315,7 @@ def check_fit(process: Process, n: int, *, throw: bool) -> None:
 
 
 def warn_of_outliers(process: Process, n: int) -> None:
-    """Warn if an error of a fit that makes sense is greater than any of n normal ones; nothing while traced."""
+    """Warn if an error of a fit that makes sense is too great for n normal errors; do nothing while traced."""
     if process.greatest_error is None or _checks.is_traced(*process.greatest_error, process.result):
         return
     errors, rows = (np.ravel(a) for a in process.greatest_error)
@@ -318,7 +331,7 @@ def warn_of_outliers(process: Process, n: int) -> None:
 
 
 def warn_of_rounding(fraction: Float[Array, "*runs"]) -> None:
-    """Warn if rounding may hide much of the leave-one-out variance; nothing while traced."""
+    """Warn if rounding may hide much of the leave-one-out variance; do nothing while traced."""
     if not _checks.is_traced(fraction) and np.any(np.asarray(fraction) > _MUCH_ROUNDING):
         _checks.warn(
             f"the uncertainty is hardly greater than what rounding in {fraction.dtype} hides: stds may be off by "
@@ -327,10 +340,10 @@ def warn_of_rounding(fraction: Float[Array, "*runs"]) -> None:
 
 
 def raise_unless_factorized(result: Int[Array, "*runs"], jitter: Float[Array, "*runs"], n: int) -> None:
-    """Raise FloatingPointError if no fit made sense at any jitter; nothing while traced."""
+    """Raise FloatingPointError if no fit made sense at any jitter; do nothing while traced."""
     if not _checks.is_traced(result) and np.any(np.asarray(result) == Result.NOT_FINITE):
         raise FloatingPointError(
-            f"the covariance of {n} rows could not be factorized, or only with hyperparameters that make no sense, "
-            f"even with a jitter of {np.max(jitter):.0e} of its mean variance. Is a hyperparameter of the kernel "
+            f"the covariance of {n} rows could not be factorized, or only with hyperparameters that make no sense. "
+            f"The jitter went up to {np.max(jitter):.0e} of its mean variance. Is a hyperparameter of the kernel "
             "negative or extreme? throw=False returns the fit."
         )

@@ -1,7 +1,7 @@
 """The exact fit of known rows on a CPU, by NumPy and LAPACK, which compile nothing.
 
-It is for sums of squared exponentials. `gp.exact` has the rules of the search, and the same
-objective in JAX for any kernel; `functional.gp_host` the algebra.
+It is for sums of squared exponentials. `gp.exact` has the rules of the search, and the same objective in JAX for any
+kernel. `functional.gp_host` has the algebra.
 """
 
 from typing import Any, NamedTuple, cast
@@ -21,15 +21,16 @@ from jaxcal.gp.process import Process, process_given
 from jaxcal.gp.protocols import Inference, Noise, Prepare
 from jaxcal.gp.rows import NoiseAt, Rows
 
-# More rows are searched in float32, in half of the time, where the noise is so many times what rounding hides.
+# More than 300 rows are searched in float32, in half of the time, if the noise is 30 times the variance that rounding
+# hides.
 _SMALL, _SAFE = 300, 30.0
 
 
 class First(NamedTuple):
-    """The greatest exact evidence of some rows, with which every search of many known rows begins.
+    """The greatest exact evidence of some rows, from which every search of many known rows begins.
 
     Attributes:
-        optimum: where it is.
+        optimum: its place.
         found: the same with its model.
     """
 
@@ -38,13 +39,13 @@ class First(NamedTuple):
 
     @classmethod
     def of(cls, prepare: Prepare[Any], inference: Inference, noise: Noise, *rows: np.ndarray | None) -> "First":
-        """By the smallest jitter at which the evidence is finite.
+        """The optimum at the smallest jitter at which the evidence is finite.
 
         Args:
             prepare: as of `fit.fit_rows`.
-            inference: of which `ard`, tolerance and steps count.
-            noise: of the process.
-            rows: of one output.
+            inference: gives `ard`, the tolerance and the most steps.
+            noise: the noise of the process.
+            rows: the rows of one output.
         """
         _, initial_of, data = prepare(*rows, None)
         ladder = _Ladder.of(initial_of(data, None), noise.first_data(data), inference)
@@ -55,14 +56,14 @@ class First(NamedTuple):
 def search(
     initial_models: Model, data: Data, jitter: Float[AnyArray, ""], inference: Inference, first: First | None = None
 ) -> Found:
-    """The hyperparameters of the greatest exact evidence, as `exact.exact_optimum`, of a sum of squared exponentials.
+    """The hyperparameters of the greatest exact evidence for sums of squared exponentials, as `exact.exact_optimum`.
 
     Args:
-        initial_models: along a leading axis.
+        initial_models: the initial models along a leading axis.
         data: the rows.
         jitter: as a fraction of the prior variance.
-        inference: of which `ard`, tolerance and steps count.
-        first: what some of many rows say; None to ask them.
+        inference: gives `ard`, the tolerance and the most steps.
+        first: the optimum of some of many rows; None to search it here.
     """
     ladder = _Ladder.of(initial_models, data, inference)
     with threads_for(len(data.targets)):
@@ -71,25 +72,28 @@ def search(
 
 
 def concluded(found: Found, data: Data, jitter: Float[AnyArray, ""]) -> Process:
-    """The process of all rows with what was found, and its evidence: of many rows a search tells it in float32."""
+    """The process of all rows at the hyperparameters found, with the evidence in float64.
+
+    A search on many rows gives the evidence in float32 alone.
+    """
     n, targets = len(data.targets), data.targets.astype(float)
     with threads_for(n):
         after = gp.posterior(noisy_gram(found.model, data, jitter), targets)
-    # Rasmussen & Williams (2006), eq. 2.30.
+    # log p(y) = -log|G| / 2 - (y . G^-1 y + n log(2 pi)) / 2; Rasmussen & Williams (2006), eq. 2.30.
     value = half_log_det(after.shrink) - (targets @ after.weights + n * LOG_2PI) / 2
     found = found._replace(evidence=np.asarray(value, data.targets.dtype))
     return process_given(found, data, jitter, *stored((after, gp.leave_one_out(after)), data))
 
 
 class _Ladder(NamedTuple):
-    """The rows that the search climbs on, one part after the other.
+    """The parts of the rows on which the search runs, one after the other.
 
     Attributes:
-        few: the rows that decide which optima the first rung climbs to; None where all of it do.
-        rungs: parts of the rows, the last one all of them.
-        start: where it begins.
-        inference: of which tolerance and steps count.
-        dtype: of the rows.
+        few: the rows that decide which optima the first rung's ascents go to; None if all of its rows decide.
+        rungs: parts of the rows; the last one has all of them.
+        start: where the search begins.
+        inference: gives the tolerance and the most steps.
+        dtype: the dtype of the rows.
     """
 
     few: Rows | None
@@ -109,7 +113,7 @@ class _Ladder(NamedTuple):
         return cls(few, rungs, start, inference, data.targets.dtype)
 
     def first(self, jitters: list[Float[AnyArray, ""]]) -> exact.Optimum:
-        """The optimum of the first rung, by the first of some jitters at which it is finite."""
+        """The optimum of the first rung, at the first of some jitters at which it is finite."""
         rung, best = self.rungs[0], None
         begin = self.start.of_part(len(rung.targets) / len(self.rungs[-1].targets))
         for jitter in jitters:
@@ -123,7 +127,7 @@ class _Ladder(NamedTuple):
         return cast(exact.Optimum, best)
 
     def optimum(self, jitter: Float[AnyArray, ""], begin: exact.Optimum) -> exact.Optimum:
-        """The optimum of all rows from the one of the first rung; of one rung in float64 at last."""
+        """The optimum of all rows, from the optimum of the first rung. A single rung is searched in float64 at last."""
         n, inference = len(self.rungs[-1].targets), self.inference
         if n <= _SMALL:
             return begin
@@ -136,10 +140,10 @@ class _Ladder(NamedTuple):
         return exact.ended(evidence, best, self.start, inference.tolerance, inference.max_iterations)
 
     def found(self, best: exact.Optimum) -> Found:
-        """What was found, in the dtype of the rows."""
+        """The result of the search, in the dtype of the rows."""
         model_of = as_vector(one_of(self.start.models))[1]
-        found = best.as_found(model_of(best.place.astype(self.dtype)))
-        return found._replace(evidence=np.asarray(found.evidence, self.dtype))
+        result = best.as_found(model_of(best.place.astype(self.dtype)))
+        return result._replace(evidence=np.asarray(result.evidence, self.dtype))
 
 
 class Evidence:
@@ -151,7 +155,8 @@ class Evidence:
     Attributes:
         rows: the data.
         jitter: as a fraction of the prior variance.
-        exactly: asked in place of this one where rounding hides much of the noise; None for an exact one.
+        exactly: the evidence that is evaluated in place of this one if rounding hides much of the noise. None for one
+            in float64.
     """
 
     def __init__(self, rows: Rows, jitter: float | Float[Any, ""], exactly: "Evidence | None" = None) -> None:
@@ -159,13 +164,14 @@ class Evidence:
         self._memory: np.ndarray | None = None
 
     def in_float32(self) -> "Evidence":
-        """The same in half of the time where that is safe."""
+        """The same evidence in float32, in half of the time; in float64 at vectors where float32 is not safe."""
         return Evidence(self.rows.in_float32(), self.jitter, self)
 
     def __call__(self, vector: Float[np.ndarray, " p"]) -> Local:
         """The evidence near a vector."""
         rows, n, p = self.rows, len(self.rows.targets), len(vector)
         diagonal = rows.diagonal(vector, self.jitter, n)
+        # Rounding hides noise below eps n (prior variance).
         hidden = np.finfo(rows.targets.dtype).eps * n * diagonal.noise.prior
         if self.exactly is not None and diagonal.noise.least < _SAFE * hidden:
             return self.exactly(vector)
@@ -179,7 +185,7 @@ class Evidence:
         return Local(np.asarray(terms.value), terms.gradient, terms.information, makes_sense)
 
     def _makes_sense(self, value: float, noise: NoiseAt) -> bool:
-        """As `model.is_sane`."""
+        """Whether a value makes sense, as in `model.is_sane`."""
         targets = self.rows.targets
         greatest = -len(targets) * (LOG_2PI + np.log(noise.least)) / 2
         absurd = ABSURD * np.mean(targets**2)

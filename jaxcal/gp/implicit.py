@@ -1,8 +1,8 @@
-"""The fitted process as a function of the data: its hyperparameters are that by the implicit function theorem.
+"""The fitted process as a differentiable function of the data, by the implicit function theorem.
 
-A search gives the hyperparameters as constants. Here the last digits are taken, and they become functions of the data:
-the optimum of the evidence, of its sparse bound, or of the leave-one-out CRPS of few rows. Which rows are inducing
-points or neighbors stays; inducing points that are rows move with them.
+A search gives the hyperparameters as constants. Here they are optimized to the last digits and become functions of the
+data. The objective is the evidence, its sparse bound, or the leave-one-out CRPS of few rows. The choice of the rows
+that are inducing points or neighbors stays. Inducing points that are rows move with these rows.
 """
 
 from collections.abc import Callable
@@ -15,19 +15,19 @@ from jaxcal.gp.process import Process
 from jaxcal.gp.protocols import Inference, InitialOf, Problem
 from jaxcal.optimize import as_constants, as_function
 
-# A direction in which the log evidence bends by less, in nats for a step of one in a log hyperparameter, has no optimum
-# to speak of: a hyperparameter is on its way to where it has no effect.
+# The least curvature of the log evidence at which a direction has an optimum, in nats for a step of one in a log
+# hyperparameter. With less, a hyperparameter is on its way to where it has no effect.
 _LEAST_CURVATURE = 1e-4
 
 
 def with_derivatives(process: Process, initial_of: InitialOf, data: Data, inference: Inference) -> Process:
-    """The process of a search, as a function of the data; its derivatives are NaN where it is no optimum.
+    """The process of a search, as a function of the data; its derivatives are NaN if it is no optimum.
 
     Args:
-        process: what a search found, which is held constant.
-        initial_of: gives the initial values, and with them what is not learned.
-        data: what the process is fitted to.
-        inference: how it was found.
+        process: the result of a search, which is held constant.
+        initial_of: gives the initial values, and with them the parameters that are not learned.
+        data: the data that the process is fitted to.
+        inference: the inference of the search.
     """
     process = as_constants(process)
     kept = inference.kept(process, as_constants(data))
@@ -38,14 +38,14 @@ def with_derivatives(process: Process, initial_of: InitialOf, data: Data, infere
 
     climb = lambda problem: inference.climb(problem, process.jitter)
     model, result = _optimum(problem, climb, data, process)
-    found = Found(
+    optimum = Found(
         model=model,
         evidence=inference.evidence(model, data, process.jitter),
         steps=process.iterations,
         result=result,
         failed_initial_values=process.failed_initial_values,
     )
-    return inference.conclude(found, data, process.jitter)
+    return inference.conclude(optimum, data, process.jitter)
 
 
 def _optimum(
@@ -62,7 +62,7 @@ def _optimum(
 
 
 def _with_what_is_given(model: Model, initial_of: InitialOf, data: Data) -> Model:
-    """The model with noise that is known, which depends on the target's scale, as it is given."""
+    """The model with the known noise variance, if there is one, as a function of the target's scale."""
     if "log_noise" not in model.fixed:
         return model
     return eqx.tree_at(lambda m: m.log_noise, model, one_of(initial_of(data, None)).log_noise)

@@ -16,14 +16,14 @@ from jaxcal.gp.kernels import GPJaxKernel, Kernel, SquaredExponential, spacing
 from jaxcal.gp.model import Data, Model, alone
 from jaxcal.gp.protocols import Noise
 
-# Initial values of a kernel on one set of rows: its lengthscale relative to the distances between rows, and the
-# fraction of noise. And of a sum of two kernels, each with a lengthscale of its own. Chosen so that the best of their
-# optima is seldom below the best of many random ones: benchmarks/speed/gp_optima.py.
+# `_ONE` is for a kernel on one set of rows: its lengthscale relative to the distances between rows, and the fraction of
+# noise. `_TWO` is for a sum of two kernels: the lengthscale of each, and the fraction of noise. The best optimum
+# reached from them is seldom below the best from many random initial values: benchmarks/speed/gp_optima.py.
 _ONE = ((0.25, 0.5), (0.25, 0.03), (1.0, 0.03), (0.04, 0.03))
 _TWO = ((0.25, 0.25, 0.5), (1.0, 1.0, 0.001), (0.25, 0.04, 1e-4), (1.0, 0.06, 0.003))
-# A kernel that is given keeps its initial hyperparameters, beside these fractions of noise.
+# A kernel that the user gives begins at its own hyperparameters, with each of these fractions of noise.
 _NOISES = (0.003, 0.03, 0.3, 0.9)
-# A process whose noise is given has at least so much variance of its own, initially.
+# If the noise variance is known, the initial variance of the process is at least this.
 _LEAST_SIGNAL = 0.1
 
 # Makes a kernel of squared exponentials, one for each set of rows that it depends on.
@@ -31,10 +31,10 @@ Combine = Callable[[Sequence[SquaredExponential]], Kernel]
 
 
 class Given(NamedTuple):
-    """What a user gave of a process; None for what is learned, or of a preset.
+    """The parts of a process that a user gave; None for a part that is learned or preset.
 
     Attributes:
-        kernel: with its hyperparameters as initial values.
+        kernel: the kernel, whose hyperparameters are initial values.
         noise_variance: in squared units of the target.
     """
 
@@ -43,7 +43,7 @@ class Given(NamedTuple):
 
     @classmethod
     def of(cls, kernel: Kernel | None, noise: Noise) -> "Given":
-        """A kernel, and what is known of a noise."""
+        """A kernel, and the variance of a noise if it is known."""
         variance = noise.known_variance
         if variance is not None:
             known = variance if isinstance(variance, jax.Array) else np.asarray(variance)
@@ -51,7 +51,7 @@ class Given(NamedTuple):
         return cls(kernel, variance)
 
     def scaled_noise(self, scale: Float[AnyArray, ""]) -> Float[AnyArray, ""] | None:
-        """The variance of the noise that is known, of a target divided by a scale."""
+        """The known variance of the noise for a target divided by a scale; None if it is not known."""
         return None if self.noise_variance is None else self.noise_variance / scale / scale
 
 
@@ -61,10 +61,10 @@ def on_grid(
     """Models of several lengthscales and fractions of noise, along a leading axis of their arrays.
 
     Args:
-        data: what to explain, of variance one.
-        parts: the sets of rows that the kernel is made of: one or two.
-        combine: makes the kernel of the squared exponentials on each.
-        noise: the variance of the noise, which stays; None where it is learned.
+        data: the rows, whose targets have variance one.
+        parts: the sets of rows that the kernel depends on: one or two.
+        combine: makes the kernel from the squared exponentials, one for each set.
+        noise: the variance of the noise, which stays; None if it is learned.
     """
     xp, dtype = namespace(data.targets), data.targets.dtype
     *factors, noises = xp.asarray(np.transpose(_ONE if len(parts) == 1 else _TWO), dtype)
@@ -78,7 +78,7 @@ def on_grid(
 
 
 def at_given(data: Data, kernel: Kernel, *, noise: Float[AnyArray, ""] | None = None) -> Model:
-    """Models with a kernel as it is given, and several fractions of noise; arguments as above."""
+    """Models with a kernel as it is, and several fractions of noise; arguments as of `on_grid`."""
     kernel = _of_dtype(kernel, data.targets.dtype)
     noises = jnp.asarray(_NOISES, data.targets.dtype) if noise is None else jnp.reshape(noise, (1,))
     fixed = () if noise is None else ("log_noise",)
@@ -86,16 +86,16 @@ def at_given(data: Data, kernel: Kernel, *, noise: Float[AnyArray, ""] | None = 
 
 
 def at(data: Data, kernel: Kernel, noise: float) -> Model:
-    """One model of this kernel and noise variance, along a leading axis of one."""
+    """One model with this kernel and noise variance, with a leading axis of length one."""
     xp, dtype = namespace(data.targets), data.targets.dtype
     return alone(_model(data, _of_dtype(kernel, dtype), xp.asarray(noise, dtype)))
 
 
 def nngp_grid(data: Data, variances: Iterable[ArrayLike], noise: ArrayLike) -> Model:
-    """Models with the kernel `nngp.NNGP` over a grid of its variances, in which nothing is left to learn.
+    """Models with the kernel `nngp.NNGP` over a grid of its variances; all their hyperparameters are fixed.
 
     Args:
-        data: what to explain.
+        data: the rows.
         variances: weight variances and bias variances.
         noise: the variance of the noise.
     """
@@ -117,5 +117,5 @@ def _model(data: Data, kernel: Kernel, noise: Float[AnyArray, "*s"], fixed: tupl
 
 
 def _of_dtype(kernel: Kernel, dtype: DTypeLike) -> Kernel:
-    """gpjax makes parameters of the default dtype, whatever the data's."""
+    """The kernel with arrays of this dtype: gpjax makes parameters of JAX's default dtype."""
     return jax.tree.map(lambda leaf: leaf.astype(dtype) if eqx.is_inexact_array(leaf) else leaf, kernel)

@@ -1,7 +1,7 @@
-"""Kernels as modules: the squared exponential, any kernel of gpjax, and what a fit needs of each.
+"""Kernels as modules: the squared exponential, any kernel of gpjax, and the methods that a fit needs of each.
 
-A kernel here is called on two sets of points and gives their covariances. What points are is up to it: an array of
-rows, or any pytree of arrays with a leading axis of rows. `calibrators.rio` has one of its own, on pairs of inputs and
+A kernel takes two sets of points and gives their covariances. Each kernel decides what its points are: an array of
+rows, or any pytree of arrays with a leading axis of rows. `calibrators.rio` has its own kernel, on pairs of inputs and
 output.
 """
 
@@ -21,21 +21,21 @@ from jaxcal.functional import kernels, linalg
 
 Points = PyTree[Float[AnyArray, "..."]]
 
-# The search stays within these multiples of the target's variance, and of the distances between rows. Beyond them the
-# evidence hardly changes, rounding decides, or a kernel explains single rows.
+# The search keeps variances and lengthscales within these multiples of the target's variance and of the distance
+# between rows. Beyond them the evidence hardly changes, rounding decides, or a kernel explains single rows.
 _VARIANCES = 1e-7, 1e4
 _LENGTHSCALES = 1e-2, 1e3
-# Distances are judged by so many pairs of rows.
+# The number of pairs of rows of which the median distance is taken.
 _PAIRS = 500
-# So many radians a unit of the rows' sums make their sines look random.
+# The rows' sums times this factor, in radians, have sines that look random.
 _SCATTER = 1e3
-# Derivatives of so many rows' covariances fit into the cache of a processor.
+# The derivatives of this many rows' covariances fit into the cache of a processor.
 _ROWS_AT_ONCE = 32
 
 
 @runtime_checkable
 class Kernel(Protocol):
-    """What a Gaussian process needs of a kernel."""
+    """The methods that a Gaussian process needs of a kernel."""
 
     def __call__(self, a: Points, b: Points) -> Float[Array, "n m"]:
         """The covariance of every row of a with every row of b."""
@@ -48,9 +48,10 @@ class Kernel(Protocol):
     def derivatives(
         self, a: Points, weights: Float[Array, " n"], cotangents: Float[Array, "n n"]
     ) -> tuple[Float[Array, " p"], Float[Array, "n p"]]:
-        """sum(cotangents K_i) and the columns K_i @ weights, K_i the derivative of `self(a, a)` by the array i.
+        """The sums sum(cotangents K_i), and the columns K_i @ weights.
 
-        In the order of `ravel_pytree`; cotangents are symmetric.
+        K_i is the derivative of `self(a, a)` by the entry i of the kernel's arrays, in the order of `ravel_pytree`. The
+        cotangents are symmetric.
         """
         ...
 
@@ -61,14 +62,14 @@ class Kernel(Protocol):
         ...
 
     def by_column(self, a: Points) -> "Kernel":
-        """The same kernel with a lengthscale for every input column, where it knows how."""
+        """The same kernel with a lengthscale for every input column, if it supports that."""
         ...
 
 
 class SquaredExponential(eqx.Module):
-    """variance * exp(-|a - b|^2 / (2 lengthscale^2)), a lengthscale for all columns or one each; RIO, eq. 3.
+    """variance * exp(-|a - b|^2 / (2 lengthscale^2)), with one lengthscale for all columns or one each; RIO, eq. 3.
 
-    Several kernels may stand along leading axes of the arrays.
+    Several kernels may be stacked along leading axes of the arrays.
     """
 
     log_variance: Float[AnyArray, "*s"]
@@ -87,7 +88,7 @@ class SquaredExponential(eqx.Module):
     def derivatives(
         self, a: Float[Array, "n d"], weights: Float[Array, " n"], cotangents: Float[Array, "n n"]
     ) -> tuple[Float[Array, " p"], Float[Array, "n p"]]:
-        """By the log variance and the log lengthscales: `functional.kernels.squared_exponential_derivatives`."""
+        """The derivatives by the log variance and the log lengthscales, as `Kernel.derivatives` describes them."""
         scales = jnp.exp(self.log_lengthscale), jnp.exp(self.log_variance)
         return kernels.squared_exponential_derivatives(a, *scales, weights, cotangents)
 
@@ -105,14 +106,14 @@ class SquaredExponential(eqx.Module):
         return low, high
 
     def by_column(self, a: Float[AnyArray, "n d"]) -> "SquaredExponential":
-        """The same kernel with a lengthscale for every column; as it is if there is only one, or it has them."""
+        """The same kernel with a lengthscale for every column; unchanged for one column, or if it has them."""
         if a.shape[1] == 1 or self.log_lengthscale.ndim > self.log_variance.ndim:
             return self
         xp, shape = namespace(self.log_lengthscale), (*self.log_lengthscale.shape, a.shape[1])
         return SquaredExponential(self.log_variance, xp.broadcast_to(self.log_lengthscale[..., None], shape))
 
     def parts(self, a: Float[AnyArray, "n d"]) -> "list[tuple[AnyArray, SquaredExponential]]":
-        """The squared exponentials that it is the sum of, each with its rows."""
+        """The squared exponentials whose sum this kernel is, each with its rows."""
         return [(a, self)]
 
 
@@ -142,7 +143,7 @@ class GPJaxKernel(eqx.Module):
     def derivatives(
         self, a: Float[Array, "n d"], weights: Float[Array, " n"], cotangents: Float[Array, "n n"]
     ) -> tuple[Float[Array, " p"], Float[Array, "n p"]]:
-        """By the kernel's arrays, by automatic differentiation for every pair of rows, some rows at a time."""
+        """The derivatives by the kernel's arrays: automatic differentiation for every pair of rows, in parts."""
         arrays, static = eqx.partition(self, eqx.is_inexact_array)
         vector, unravel = ravel_pytree(arrays)
         by_vector = jax.grad(lambda vector, one, other: eqx.combine(unravel(vector), static).kernel(one, other))
@@ -152,13 +153,13 @@ class GPJaxKernel(eqx.Module):
             one, cotangent = row
             return jnp.stack([cotangent, weights]) @ by_pair(vector, one, a)
 
-        found = lax.map(of_row, (a, cotangents), batch_size=_ROWS_AT_ONCE)
-        return found[:, 0].sum(axis=0), found[:, 1]
+        sums = lax.map(of_row, (a, cotangents), batch_size=_ROWS_AT_ONCE)
+        return sums[:, 0].sum(axis=0), sums[:, 1]
 
     def bounds(
         self, a: Float[Array, "n d"], target_variance: Float[Array, ""], included: Bool[Array, " n"] | None
     ) -> tuple["GPJaxKernel", "GPJaxKernel"]:
-        """None: what its parameters mean only gpjax knows."""
+        """Infinite bounds: the meaning of the parameters is known to gpjax alone."""
         del a, target_variance, included
         filled = lambda value: jax.tree.map(
             lambda leaf: jnp.full_like(leaf, value) if eqx.is_inexact_array(leaf) else leaf, self
@@ -172,7 +173,7 @@ class GPJaxKernel(eqx.Module):
 
 
 def gram(kernel: Kernel, points: Points, extra: ArrayLike = 0) -> Float[AnyArray, "n n"]:
-    """The covariance of the points with themselves, its diagonal exact, with `extra` on it: noise, or jitter."""
+    """The covariance of the points with themselves, with `extra` (noise or jitter) added to its exact diagonal."""
     return linalg.with_diagonal(kernel(points, points), kernel.diagonal(points) + extra)
 
 
@@ -182,7 +183,7 @@ def take(points: Points, rows: ArrayLike | slice) -> Points:
 
 
 def scattered(points: Points, included: Bool[AnyArray, " n"] | None = None) -> Int[AnyArray, " n"]:
-    """The numbers of the rows in an order as if at random that depends on their values, not on how they are ordered.
+    """The numbers of the rows in an order that looks random; it depends on the rows' values, not on their order.
 
     Rows that do not count come last.
     """
@@ -200,6 +201,7 @@ def spacing(points: Float[AnyArray, "n d"], included: Bool[AnyArray, " n"] | Non
     number = some.shape[0] if included is None else xp.minimum(xp.sum(included, dtype=np.int32), some.shape[0])
     pairs = xp.arange(some.shape[0], dtype=np.int32)
     distances = xp.linalg.norm(some - some[(pairs - number // 2) % number], axis=1)
+    # exp(-distance^2 / (2 l^2)) = 1 / e for l = distance / sqrt(2)
     middle = median(distances, None if included is None else pairs < number)
     return xp.where(middle > 0, middle, math.sqrt(2 * points.shape[1])) / math.sqrt(2)
 

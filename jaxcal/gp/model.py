@@ -1,6 +1,7 @@
-"""A Gaussian process before data, and what data say of it: evidence, posterior, predictions, leave-one-out errors.
+"""A Gaussian process before data, with its evidence, posterior, predictions and leave-one-out errors given data.
 
-Exact where the model has no inducing points, else sparse: Titsias (2009). `functional.gp` has the algebra.
+The process is exact if the model has no inducing points, and else sparse: Titsias (2009). `functional.gp` has the
+algebra.
 """
 
 import math
@@ -25,30 +26,30 @@ from jaxcal.gp.kernels import Kernel, Points, gram, scattered, take
 
 M = TypeVar("M")
 
-# Noise below this fraction of the target's variance is taken for none.
+# The noise variance is at least this fraction of the target's variance.
 NOISE_FLOOR = 1e-6
 # The search keeps the variance of the noise within these multiples of the target's.
 _NOISES = 1e-9, 1e1
-# And the logit of the fraction of the noise that follows the base's variance within plus or minus this.
+# The search keeps the logit of the fraction of the noise that follows the base's variance between minus and plus this.
 _LOGIT_FRACTION = 14.0
 _LOG_DFS = math.log(noise.GREATEST_DF / noise.LEAST_DF)
 _PREDICTED_AT_ONCE = 2048
-# How many amounts of jitter are tried, each a hundred times the one before.
+# The number of values of the jitter that are tried. Each is a hundred times the value before.
 JITTER_TRIES = 4
-# A prior variance, or that of the noise, that exceeds the target's by this factor is absurd.
+# A fit makes no sense if the prior variance or the noise variance exceeds the target's variance by this factor.
 ABSURD = 1e6
 
 
 class Data(NamedTuple):
-    """What a process is fitted to.
+    """The data that a process is fitted to.
 
     Attributes:
-        points: the rows, as the kernel takes them.
+        points: the inputs of the rows, in the form that the kernel takes.
         targets: [n], of mean zero.
-        base_variance: [n], the variance that a base model gave every row, relative to its mean; None where it gave
-            none.
-        relative_noise: [n], the variance of the noise at every row relative to the others; None where it is equal.
-        included: [n], which rows count; the others are padding, with a target of 0. None where all do.
+        base_variance: [n], the base model's variance of every row, relative to the mean of these variances. None if the
+            base has no variance.
+        relative_noise: [n], the variance of the noise at every row, relative to the other rows. None if it is equal.
+        included: [n], which rows count. The others are padding, with a target of 0. None if all rows count.
     """
 
     points: Points
@@ -65,7 +66,7 @@ class Data(NamedTuple):
         base_variance: Float[AnyArray, " n"] | None = None,
         included: Bool[AnyArray, " n"] | None = None,
     ) -> "Data":
-        """The rows, those that do not count with a target of 0."""
+        """The rows; the target of a row that does not count becomes 0."""
         targets = targets if included is None else namespace(targets).where(included, targets, 0)
         return cls(points, targets, base_variance, included=included)
 
@@ -85,8 +86,8 @@ class StudentT(eqx.Module):
 
     Attributes:
         logit_df: the log of the degrees of freedom within its bounds is the sigmoid of this.
-        log_squares: [n], logs of the expected squared errors of the rows over the noise variance, by which the
-            distributions of the precisions are known; None after the fit.
+        log_squares: [n], the logs of the rows' expected squared errors over the noise variance. They determine the
+            distributions of the precisions. None after the fit.
     """
 
     logit_df: Float[AnyArray, ""]
@@ -94,9 +95,10 @@ class StudentT(eqx.Module):
 
     @classmethod
     def of(cls, df: ArrayLike, squares: Float[AnyArray, " n"]) -> "StudentT":
-        """Noise of so many degrees of freedom, given the rows' expected squares."""
+        """Noise with `df` degrees of freedom, given the expected squared errors of the rows over the noise variance."""
         xp, dtype = namespace(squares, df), squares.dtype
         edge = np.asarray(1e-3, dtype)
+        # log df = log LEAST_DF + u log(GREATEST_DF / LEAST_DF); the logit of u is learned.
         unit = xp.clip(xp.log(xp.asarray(df, dtype) / noise.LEAST_DF) / _LOG_DFS, edge, 1 - edge)
         least = np.finfo(dtype).tiny
         return cls((xp.log(unit) - xp.log1p(-unit)).astype(dtype), xp.log(xp.maximum(squares, least)))
@@ -109,25 +111,26 @@ class StudentT(eqx.Module):
     @property
     def slope(self) -> Float[AnyArray, ""]:
         """The derivative of the degrees of freedom by `logit_df`."""
+        # d df / d logit = df log(GREATEST_DF / LEAST_DF) u (1 - u), with u the sigmoid.
         return self.df * _LOG_DFS * self._unit * (1 - self._unit)
 
     @property
     def _unit(self) -> Float[AnyArray, ""]:
-        # The sigmoid, with finite derivatives everywhere.
+        # sigmoid(z) = (1 + tanh(z / 2)) / 2, which has finite derivatives everywhere.
         return (1 + namespace(self.logit_df).tanh(self.logit_df / 2)) / 2
 
     @property
     def weights(self) -> Float[AnyArray, " n"]:
-        """The expected precisions of the rows, relative to the common one."""
+        """The expected precisions of the rows, relative to the common precision."""
         return noise.student_t_weights(namespace(self.log_squares).exp(self.log_squares), self.df)
 
 
 class Model(eqx.Module):
-    """A Gaussian process before data: what is learned by maximizing the evidence.
+    """A Gaussian process before data, whose hyperparameters are learned by maximizing the evidence.
 
-    The noise of a row is noise_variance * relative_noise * (1 - s + s base_variance), with s between 0 and 1 the
-    fraction of the noise that follows the base's variance, over the expected precision of Student t noise. What `fixed`
-    names stays at its initial value.
+    The noise variance of a row is noise_variance * relative_noise * (1 - s + s base_variance). Here s, between 0 and 1,
+    is the fraction of the noise that follows the base's variance. Student t noise divides it by the row's expected
+    precision. The fields named in `fixed` stay at their initial values.
     """
 
     kernel: Kernel
@@ -138,9 +141,9 @@ class Model(eqx.Module):
     fixed: tuple[str, ...] = eqx.field(static=True, default=())
 
     def noise_variance(self, points: Points, included: Bool[AnyArray, " n"] | None = None) -> Float[AnyArray, ""]:
-        """The mean variance of the noise at the training rows, those of `Data`, in units of the scaled target.
+        """The mean variance of the noise at the training rows (of `Data`), in units of the scaled target.
 
-        It is no less than `rounding`.
+        It is at least `rounding`.
         """
         return self.noise_above(self.rounding(points, included))
 
@@ -156,9 +159,10 @@ class Model(eqx.Module):
     def relative_noise(
         self, base_variance: Float[AnyArray, " n"] | None, relative_noise: Float[AnyArray, " n"] | None = None
     ) -> Float[AnyArray, " n"] | None:
-        """The variance of the noise at every row, relative to `noise_variance`; None where it is the same."""
+        """The variance of the noise at every row, relative to `noise_variance`; None if it is the same at all rows."""
         factors = [] if relative_noise is None else [relative_noise]
         if self.logit_fraction is not None and base_variance is not None:
+            # s = sigmoid(logit); the factor of a row is 1 - s + s base_variance.
             fraction = 1 / (1 + namespace(self.logit_fraction).exp(-self.logit_fraction))
             factors.append(1 - fraction + fraction * base_variance)
         if self.student_t is not None and self.student_t.log_squares is not None:
@@ -186,7 +190,7 @@ def rounding_of(prior: Float[AnyArray, ""]) -> Float[AnyArray, ""]:
 
 @part
 def evidence(model: Model, data: Data, jitter: ArrayLike, mesh: Mesh | None = None) -> Float[AnyArray, ""]:
-    """The log marginal likelihood of the targets, or with inducing points or Student t noise a lower bound on it."""
+    """The log marginal likelihood of the targets; a lower bound on it with inducing points or Student t noise."""
     if model.inducing is None:
         value = gp.log_likelihood(noisy_gram(model, data, jitter), data.targets) - log_likelihood_of_padding(data)
     else:
@@ -199,7 +203,7 @@ def evidence(model: Model, data: Data, jitter: ArrayLike, mesh: Mesh | None = No
 
 @part
 def posterior(model: Model, data: Data, jitter: ArrayLike, mesh: Mesh | None = None) -> gp.Posterior:
-    """What the data say at the rows, or at the inducing points."""
+    """The posterior at the rows or, for a sparse process, at the inducing points."""
     if model.inducing is None:
         return stored(gp.posterior(noisy_gram(model, data, jitter), data.targets), data)
     sums, whiten = row_sums(model, data, jitter, mesh)
@@ -212,26 +216,26 @@ def predict(
     """Latent means and variances at points; RIO, eq. 5 and 6.
 
     Args:
-        kernel: of the process.
-        given: its posterior at the conditioning points.
-        at: those points: the rows, or the inducing points.
+        kernel: the kernel of the process.
+        given: the posterior at the conditioning points.
+        at: the conditioning points: the rows, or the inducing points.
         points: where to predict.
     """
     if namespace(given.weights) is jnp:
         one = lambda point: gp.predict(given, *_covariances(kernel, point, at))
         return lax.map(one, points, batch_size=_PREDICTED_AT_ONCE)
     with threads_for(len(given.weights)):
-        found = [gp.predict(given, kernel(part, at), kernel.diagonal(part)) for part in _parts(points)]
-    means, variances = (np.concatenate(each) for each in zip(*found, strict=True))
+        predictions = [gp.predict(given, kernel(part, at), kernel.diagonal(part)) for part in _parts(points)]
+    means, variances = (np.concatenate(each) for each in zip(*predictions, strict=True))
     return means, variances
 
 
 @part
 def leave_one_out(model: Model, given: gp.Posterior, data: Data) -> gp.LeaveOneOut:
-    """Errors and variances of the rows, each without itself, at the same hyperparameters.
+    """Leave-one-out errors and variances of the rows, at the same hyperparameters.
 
     Args:
-        model: with its inducing points, if any.
+        model: the model, with its inducing points if it has any.
         given: the posterior of these rows.
         data: the rows.
     """
@@ -248,33 +252,33 @@ def leave_one_out(model: Model, given: gp.Posterior, data: Data) -> gp.LeaveOneO
     if xp is jnp:
         return lax.map(one_row, rows, batch_size=_PREDICTED_AT_ONCE)
     with threads_for(len(given.weights)):
-        found = [
+        parts = [
             sparse_gp.leave_one_out(given, kernel(part, model.inducing), target, kernel.diagonal(part), own_noise)
             for part, target, own_noise in _parts(rows)
         ]
-    return gp.LeaveOneOut(*(np.concatenate(each) for each in zip(*found, strict=True)))
+    return gp.LeaveOneOut(*(np.concatenate(each) for each in zip(*parts, strict=True)))
 
 
 def _parts(rows: Points) -> list[Points]:
-    """The rows, so many at a time."""
+    """The rows, cut into parts of at most `_PREDICTED_AT_ONCE` rows."""
     number = jax.tree.leaves(rows)[0].shape[0]
     return [take(rows, slice(k, k + _PREDICTED_AT_ONCE)) for k in range(0, number, _PREDICTED_AT_ONCE)]
 
 
 def _in_float64(tree: M) -> M:
-    """NumPy's floating arrays in float64, in which the host computes; JAX's as they are."""
+    """A tree with NumPy's arrays in float64, in which the host computes; JAX's arrays stay as they are."""
     wide = lambda leaf: leaf.astype(float) if isinstance(leaf, np.ndarray | np.generic) else leaf
     return jax.tree.map(wide, tree)
 
 
 def stored(tree: M, data: Data) -> M:
-    """NumPy's arrays in the dtype of the data; JAX's as they are."""
+    """A tree with NumPy's arrays in the dtype of the data; JAX's arrays stay as they are."""
     narrow = lambda leaf: leaf.astype(data.targets.dtype) if isinstance(leaf, np.ndarray | np.generic) else leaf
     return jax.tree.map(narrow, tree)
 
 
 def expected_squares(model: Model, given: gp.Posterior, data: Data) -> Float[AnyArray, " n"]:
-    """E (y - f)^2 of the rows under the posterior; arguments as above."""
+    """The expectation E (y - f)^2 of every row under the posterior; arguments as of `leave_one_out`."""
     at = data.points if model.inducing is None else model.inducing
     mean, variance = predict(model.kernel, given, at, data.points)
     return (data.targets - mean) ** 2 + variance
@@ -299,45 +303,46 @@ def row_sums(model: Model, data: Data, jitter: ArrayLike, mesh: Mesh | None = No
 
 
 def noisy_gram(model: Model, data: Data, jitter: ArrayLike) -> Float[AnyArray, "n n"]:
-    """The covariance of the targets; padding has variance 1 and no covariances, and changes no determinant."""
+    """The covariance of the targets; a padding row has variance 1 and covariance 0, so that the determinant stays."""
     added, (kernel, points) = row_noise(model, data), _in_float64((model.kernel, data.points))
-    found = jittered_gram(kernel, points, jitter, added, data.included)
+    covariance = jittered_gram(kernel, points, jitter, added, data.included)
     if data.included is None:
-        return found
-    return jnp.where(data.included[:, None] & data.included[None], found, jnp.eye(len(found), dtype=found.dtype))
+        return covariance
+    counted = data.included[:, None] & data.included[None]
+    return jnp.where(counted, covariance, jnp.eye(len(covariance), dtype=covariance.dtype))
 
 
 def log_likelihood_of_padding(data: Data) -> Float[AnyArray, ""]:
-    """What the rows that do not count add to a log likelihood with `noisy_gram`."""
+    """The part of a log likelihood with `noisy_gram` that comes from the rows that do not count."""
     xp = namespace(data.targets)
     return -0.5 * gp.LOG_2PI * xp.asarray(data.targets.shape[0] - data.number, data.targets.dtype)
 
 
 def row_noise(model: Model, data: Data) -> Float[AnyArray, "*n"]:
-    """The variance of the noise: of every row, or one for all."""
+    """The variance of the noise: one for every row, or one for all rows."""
     common = model.noise_variance(data.points, data.included)
     relative = model.relative_noise(data.base_variance, data.relative_noise)
     return common if relative is None else common * relative
 
 
 def jitter_of_try(step: Int[AnyArray, ""], dtype: DTypeLike) -> Float[AnyArray, ""]:
-    """The fraction of the mean variance that is added to the diagonal: a hundred times more at each step."""
+    """The jitter of a try, a fraction of the mean variance: a hundred times the jitter of the try before."""
     least = max(1e-8, 10 * float(jnp.finfo(dtype).eps))
     return (least * np.asarray(100, dtype) ** step).astype(dtype)
 
 
 def exact_jitter(step: Int[AnyArray, ""], dtype: DTypeLike) -> Float[AnyArray, ""]:
-    """`jitter_of_try` of the exact process, none at first: noise is on its diagonal already."""
+    """`jitter_of_try` for the exact process: 0 at first, because its diagonal already has the noise."""
     return namespace(step).where(step > 0, jitter_of_try(step, dtype), 0).astype(dtype)
 
 
 def exact_jitters(dtype: DTypeLike) -> list[Float[np.ndarray, ""]]:
-    """What a host tries, one after the other."""
+    """The values of the jitter that a host tries, one after the other."""
     return [exact_jitter(np.int32(tries), dtype) for tries in range(JITTER_TRIES)]
 
 
 def mean_variance(kernel: Kernel, points: Points, included: Bool[AnyArray, " n"] | None = None) -> Float[AnyArray, ""]:
-    """The mean prior variance of the rows that count, of which jitter is a fraction."""
+    """The mean prior variance of the rows that count; the jitter is a fraction of it."""
     variances = kernel.diagonal(points)
     return variances.mean() if included is None else variances.mean(where=included)
 
@@ -354,7 +359,7 @@ def jittered_gram(
 
 
 def split(model: Model, *, with_inducing: bool = False) -> tuple[PyTree, PyTree]:
-    """What is learned of a model, and the rest."""
+    """The learned parameters of a model, and the rest of it."""
     learned = jax.tree.map(eqx.is_inexact_array, model)
     for name in (*model.fixed, *(() if with_inducing else ("inducing",))):
         learned = eqx.tree_at(operator.attrgetter(name), learned, False, is_leaf=lambda node: node is None)
@@ -362,20 +367,20 @@ def split(model: Model, *, with_inducing: bool = False) -> tuple[PyTree, PyTree]
 
 
 def _covariances(kernel: Kernel, point: Points, at: Points) -> tuple[Float[AnyArray, " m"], Float[AnyArray, ""]]:
-    """One point's covariances with others, and with itself."""
+    """One point's covariances with the points `at`, and its own variance."""
     row = alone(point)
     return kernel(row, at)[0], kernel.diagonal(row)[0]
 
 
 class Found(NamedTuple):
-    """What a search found.
+    """The result of a search.
 
     Attributes:
-        model: with the best hyperparameters.
+        model: the model with the best hyperparameters.
         evidence: its log evidence, or the bound on it.
-        steps: of the optimizer, from the chosen initial value.
+        steps: the number of steps of the optimizer, from the chosen initial values.
         result: a value of `Result`.
-        failed_initial_values: how many initial values had no sane evidence.
+        failed_initial_values: how many of the initial values had no evidence that makes sense.
     """
 
     model: Model
@@ -386,25 +391,26 @@ class Found(NamedTuple):
 
 
 def without_rows(model: Model) -> Model:
-    """The model without what is of the training rows: inducing points, and the precisions of Student t noise."""
+    """The model without the parts that belong to training rows: inducing points, and precisions of Student t noise."""
     student_t = None if model.student_t is None else replace(model.student_t, log_squares=None)
     return replace(model, inducing=None, student_t=student_t)
 
 
 def is_sane(model: Model, value: Float[AnyArray, ""], data: Data) -> Bool[AnyArray, ""]:
-    """Whether an evidence is finite and one that the noise allows, of variances not far beyond the target's."""
+    """Whether an evidence is finite and possible with this noise, and no variance is far above the target's."""
+    # log p(y) <= -n log(2 pi v) / 2 if every noise variance is at least v
     greatest = gp.greatest_log_likelihood(data.number, row_noise(model, data).min())
     return (value <= greatest) & has_sane_variances(model, data)
 
 
 def has_sane_variances(model: Model, data: Data) -> Bool[AnyArray, ""]:
-    """Whether neither the prior's variance nor that of the noise is far beyond the target's."""
+    """Whether neither the prior variance nor the noise variance is far above the target's variance."""
     prior, absurd = mean_variance(model.kernel, data.points, data.included), ABSURD * data.mean_square
     return (prior < absurd) & (model.noise_variance(data.points, data.included) < absurd)
 
 
 def some_rows(data: Data, number: int) -> Data:
-    """At most so many rows, which ones not depending on their order."""
+    """At most `number` of the rows; the choice does not depend on their order."""
     return data if data.targets.shape[0] <= number else _scattered(data, number)
 
 
@@ -416,7 +422,7 @@ def _scattered(data: Data, number: int) -> Data:
 def as_vector(
     model: Model, *, with_inducing: bool = False
 ) -> tuple[Float[AnyArray, " p"], Callable[[Float[AnyArray, " p"]], Model]]:
-    """What is learned of a model, with or without inducing points, as a vector, and the model of such a vector."""
+    """A model's learned parameters as a vector, with or without inducing points, and the map back to models."""
     params, fixed = split(model, with_inducing=with_inducing)
     if not any(isinstance(leaf, np.ndarray | np.generic) for leaf in jax.tree.leaves(params)):
         vector, unravel = ravel_pytree(params)
@@ -443,9 +449,10 @@ def penalty(
     high: Float[AnyArray, "*#s p"],
     n: int | Float[AnyArray, "*s p"],
 ) -> tuple[Float[AnyArray, "*s"], Float[AnyArray, "*s p"], Float[AnyArray, "*s p"]]:
-    """What hyperparameters beyond their bounds cost, n times the square, with first and second derivatives.
+    """The penalty of hyperparameters beyond their bounds, n sum(beyond^2), with first and second derivatives.
 
-    No row gives more than half a nat for a step of one in the log of a variance: none goes far beyond.
+    A step of one in the log of a variance gains at most half a nat a row. So no hyperparameter goes far beyond its
+    bounds.
     """
     xp = namespace(vector)
     beyond = xp.maximum(vector - high, 0) - xp.maximum(low - vector, 0)
@@ -453,17 +460,17 @@ def penalty(
 
 
 def cost_beyond_bounds(model: Model, data: Data, n: int | None = None) -> Callable[[Model], Float[AnyArray, ""]]:
-    """The penalty as a function of models, by the bounds of one of them; `n` rows, or all, weigh it."""
+    """The penalty as a function of models, with the bounds of this model; its weight is `n`, or the number of rows."""
     low, high = bounds(model, data)
     weight = data.targets.shape[0] if n is None else n
     return lambda other: penalty(as_vector(other)[0], low, high, weight)[0]
 
 
 def with_more_noise(models: Model, variances: tuple[float, ...]) -> Model:
-    """The models along the leading axis, and each with these variances of the noise in place of its own, if it learns.
+    """The models along the leading axis, and copies with each of these noise variances, if the noise is learned.
 
-    They are fractions of the target's: few rows may show no noise where many do, and what few inducing points do not
-    explain is noise to them.
+    The variances are fractions of the target's variance. Few rows may show no noise where many rows do. And the
+    variance that few inducing points do not explain counts as noise.
     """
     if "log_noise" in models.fixed:
         return models
@@ -474,16 +481,16 @@ def with_more_noise(models: Model, variances: tuple[float, ...]) -> Model:
 
 
 def one_of(models: M, number: Any = 0) -> M:
-    """One of the models, or of other modules, along the leading axis of their arrays."""
+    """One of several models (or other modules) that are stacked along the leading axis of their arrays."""
     return jax.tree.map(lambda leaf: leaf[number] if isinstance(leaf, jax.Array | np.ndarray) else leaf, models)
 
 
 def greatest(
     models: Model, value_of: Callable[[Model], Float[AnyArray, ""]]
 ) -> tuple[Int[AnyArray, ""], Float[AnyArray, " s"]]:
-    """Which of the models along a leading axis has the greatest value, and the values of all.
+    """The number of the model with the greatest value among those along a leading axis, and the values of all.
 
-    One after the other: all at once would hold as many matrices of the rows' covariances.
+    The models are evaluated one after the other. All at once would need a covariance matrix of the rows for each.
     """
     if namespace(*jax.tree.leaves(models)) is np:
         values = np.stack([value_of(one_of(models, k)) for k in range(number_of(models))])
@@ -494,7 +501,7 @@ def greatest(
 
 
 def alone(model: M) -> M:
-    """A model, or a point, as the only one along a leading axis."""
+    """A model, or a point, with a leading axis of length one."""
     return jax.tree.map(lambda leaf: leaf[None] if is_array(leaf) else leaf, model)
 
 

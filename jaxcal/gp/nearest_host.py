@@ -1,4 +1,4 @@
-"""The fit of known rows given those nearest to each, by NumPy; `gp.inference.nearest` has the same in JAX.
+"""The fit of known rows, each given the rows nearest to it, by NumPy; `gp.inference.nearest` has the same in JAX.
 
 It is for sums of squared exponentials with Gaussian noise. `functional.gp_nearest` has the algebra.
 """
@@ -20,10 +20,10 @@ Loss = Callable[[Float[np.ndarray, " p"]], tuple[float, Float[np.ndarray, " p"]]
 def loss_near(
     model: Model, data: Data, jitter: Float[AnyArray, ""], deciding: Int[np.ndarray, " r"], neighbors: int
 ) -> Loss:
-    """The log of the leave-one-out CRPS, with what is beyond the bounds, and its gradient, as a function of a vector.
+    """The log of the leave-one-out CRPS plus the penalty beyond the bounds, and its gradient, by a vector.
 
     Args:
-        model: under which the nearest rows are those; of it `model.as_vector` tells what the vector holds.
+        model: the model under which the nearest rows are found. `model.as_vector` says what the vector holds.
         data: all rows.
         jitter: as a fraction of the prior variance.
         deciding: the numbers of the rows that decide.
@@ -58,18 +58,18 @@ def predict(
 
     Args:
         kernel: a sum of squared exponentials.
-        targets: of all rows.
-        noises: of all rows, the variance on the diagonal beside the kernel.
+        targets: the targets of all rows.
+        noises: the variance of noise and jitter of all rows.
         at: all rows.
         points: where to predict.
         neighbors: how many rows each is given.
-        without: for every point the number of a row that does not count; None where all do.
+        without: for every point the number of a row that does not count. None if all rows count.
     """
     parts, new = parts_of(kernel, at), [part.rows for part in parts_of(kernel, points)]
     with threads_for(neighbors):
         near = gp_nearest.nearest(parts, new, _number(parts, neighbors), without)
-        found = gp_nearest.predict(parts, gp_nearest.Few(new, near), noises.astype(float), targets.astype(float))
-    mean, variance = (each.astype(targets.dtype) for each in found)
+        predictions = gp_nearest.predict(parts, gp_nearest.Few(new, near), noises.astype(float), targets.astype(float))
+    mean, variance = (each.astype(targets.dtype) for each in predictions)
     return mean, variance
 
 

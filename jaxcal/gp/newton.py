@@ -1,11 +1,11 @@
 """Damped Newton steps on the evidence, with the average information in place of the Hessian.
 
-Gilmour, Thompson & Cullis, "Average Information REML", Biometrics 1995. The matrix is never negative and costs little
-beside the gradient. Steps are damped as Levenberg and Marquardt do, and kept within a box: a hyperparameter on its way
-to where it has no effect, a variance to zero, say, must not shorten the steps of the others.
+Gilmour, Thompson & Cullis, "Average Information REML", Biometrics 1995. The matrix is positive semidefinite and costs
+little beside the gradient. Steps are damped as by Levenberg and Marquardt, and kept within a box. So a hyperparameter
+on its way to where it has no effect, such as a vanishing variance, does not shorten the steps of the others.
 
-Several ascents stand along a leading axis s. A step of all is one function, `advance(xp, ...)`: of NumPy's arrays
-where the host climbs, of JAX's inside of a transformation (`optimize.iterate`).
+Several ascents are stacked along a leading axis s. One function, `advance(xp, ...)`, makes a step of all. It takes
+NumPy's arrays on the host, and JAX's arrays inside a transformation (`optimize.iterate`).
 """
 
 from types import ModuleType
@@ -16,15 +16,16 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-# The longest step of a log hyperparameter, and the longest one whose gain counts as still to be had.
+# The longest step of a log hyperparameter, and the longest step whose predicted gain counts as still possible.
 _LONGEST_STEP, _FORESEEN_STEP = 2.0, 3.0
-# So many steps that together gain less than the tolerance are on a ridge.
+# An ascent is on a ridge if this number of steps together gains less than the tolerance.
 _RIDGE_STEPS = 8
-# The curvature along a step is taken for no less than this fraction of the average information.
+# The corrected curvature along a step is at least this fraction of the average information's curvature.
 _LEAST_CURVATURE = 0.1
-# A step is taken if it gains this fraction of what the quadratic model foresees.
+# A step is taken if it gains more than this fraction of the gain that the quadratic model predicts.
 _LEAST_RATIO = 1e-3
-# Damping: at first, the least and the greatest, and what is added to the curvature before it is multiplied.
+# The damping at first, its least value and its greatest, and the number added to a curvature before it is multiplied by
+# the damping.
 _DAMPING, _LEAST_DAMPING, _GREATEST_DAMPING, _CURVATURE = 0.1, 1e-6, 1e4, 0.1
 
 # NumPy's arrays or JAX's.
@@ -32,13 +33,13 @@ Floats = Any
 
 
 class Local(NamedTuple):
-    """An objective near points; of a single one without the axis s.
+    """An objective near several points along the axis s, or near one point, without this axis.
 
     Attributes:
-        value: [s]; not finite where there is none: such a step is too long.
+        value: [s]; not finite if there is no value, because the step is too long.
         gradient: [s, p].
-        information: [s, p, p], an approximation of the negative Hessian that is never negative.
-        makes_sense: [s], whether the value may be believed; ascents pass where it does not.
+        information: [s, p, p], an approximation of the negative Hessian, positive semidefinite.
+        makes_sense: [s], whether the value makes sense. An ascent may pass places where it does not, but not end there.
     """
 
     value: Float[Floats, "*s"]
@@ -48,18 +49,18 @@ class Local(NamedTuple):
 
 
 class Ascents(NamedTuple):
-    """Where several ascents are, and what they try next.
+    """The places of several ascents, and their next moves.
 
     Attributes:
         place: [s, p].
-        local: the objective there; its value is NaN if it is not finite at the initial place.
-        information: [s, p, p], of which steps are made: that of `local`, corrected.
+        local: the objective at the place. Its value is NaN if it is not finite at the initial place.
+        information: [s, p, p], the matrix of which steps are made: the information of `local`, corrected.
         damping: [s].
-        move: [s, p], to try next.
-        ahead: [s], the gain that is foreseen, were each hyperparameter to move by at most three.
-        steps: [s], evaluations after the first one; -1 before it.
+        move: [s, p], the move to try next.
+        ahead: [s], the predicted gain if each hyperparameter moves by at most three.
+        steps: [s], the number of evaluations after the first one; -1 before the first one.
         mark: [s], the value some steps ago.
-        done: [s], whether the gain foreseen is below the tolerance, or rounding hides any gain.
+        done: [s], whether the ascent has ended, as `advance` says.
     """
 
     place: Float[Floats, "s p"]
@@ -74,7 +75,7 @@ class Ascents(NamedTuple):
 
     @classmethod
     def at(cls, xp: ModuleType, place: Float[Floats, "s p"]) -> "Ascents":
-        """Before the first evaluation, which is a step of no length."""
+        """Ascents before their first evaluation, which is a step of length zero."""
         zeros, matrix = xp.zeros_like(place[:, 0]), xp.zeros_like(place[:, :, None] * place[:, None])
         return cls(
             place=place,
@@ -90,25 +91,27 @@ class Ascents(NamedTuple):
 
     @property
     def asked(self) -> Float[Floats, "s p"]:
-        """Where the objective is to be evaluated."""
+        """The places at which the objective is to be evaluated."""
         return self.place + self.move
 
 
 def advance(
     xp: ModuleType, ascents: Ascents, found: Local, active: Bool[Floats, " s"], tolerance: Float[Floats, " s"]
 ) -> Ascents:
-    """One step of those that are active, by what the objective is where they asked; no step lowers it.
+    """One step of the active ascents, given the objective at the places that they asked for; no step lowers it.
 
-    An ascent is done where the quadratic model foresees a gain below the tolerance; where eight steps together have
-    gained less, as on a curved ridge; or where no step however short gains anything, by rounding.
+    An ascent is done in three cases. First, if the quadratic model predicts a gain below the tolerance. Second, if
+    eight steps together have gained less than the tolerance, as on a curved ridge. Third, if even the shortest steps
+    gain nothing, because of rounding.
     """
     first, move = ascents.steps < 0, ascents.move
     local = ascents.local
     gain = found.value - local.value
     foreseen = _foreseen(local.gradient, ascents.information, move)
+    # The ratio of the gain and the predicted gain decides on the step and the damping.
     ratio = gain / xp.maximum(foreseen, np.finfo(gain.dtype).tiny)
     finite = xp.isfinite(found.gradient).all(-1) & xp.isfinite(found.information).all((-2, -1))
-    # False where the value is not a number.
+    # A comparison with NaN is False, so that a step to NaN is not taken.
     taken = first | ((gain > 0) & (ratio > _LEAST_RATIO) & finite)
     there = first & ~(xp.isfinite(found.value) & finite)
     found = found._replace(value=xp.where(there, np.nan, found.value))
@@ -119,6 +122,7 @@ def advance(
     information = choose(corrected, ascents.information)
 
     one = xp.ones_like(gain)
+    # The damping is divided by 3 after a good step, and times 2 after a bad one or 5 after one that is not taken.
     factor = xp.where(ratio > 0.7, one / 3, xp.where(ratio < 0.25, 2 * one, one))
     factor = xp.where(first, one, xp.where(taken, factor, 5 * one))
     damping = xp.maximum(ascents.damping * factor, xp.where(taken, _LEAST_DAMPING * one, _DAMPING * one))
@@ -142,7 +146,7 @@ def advance(
 
 
 def where(xp: ModuleType, chosen: Bool[Floats, " s"], new: Any, old: Any) -> Any:
-    """Some ascents of one, the others of the other."""
+    """The chosen ascents from `new`, the others from `old`."""
     local = Local(*(_where(xp, chosen, a, b) for a, b in zip(new.local, old.local, strict=True)))
     rest = {name: _where(xp, chosen, a, getattr(old, name)) for name, a in new._asdict().items() if name != "local"}
     return Ascents(local=local, **rest)
@@ -155,21 +159,23 @@ def _where(xp: ModuleType, chosen: Bool[Floats, " s"], new: Floats, old: Floats)
 def _look_ahead(
     xp: ModuleType, local: Local, information: Float[Floats, "s p p"], damping: Float[Floats, " s"]
 ) -> tuple[Float[Floats, "s p"], Float[Floats, " s"]]:
-    """The next moves, and the gains that are foreseen if both the average and the corrected information are right.
+    """The next moves, and the predicted gains: the greater one by the average and by the corrected information.
 
-    That is the gain of all hyperparameters together, or of one alone if that is more. All three systems of equations
-    of an ascent are solved at once.
+    A predicted gain is the gain of all hyperparameters together, or of a single one if that is more. The three systems
+    of equations of an ascent are solved at once.
     """
     gradient, dtype = local.gradient[None], damping.dtype
     slight = 1e3 * float(np.finfo(dtype).eps)
     models = xp.stack([local.information, information])
     diagonals = xp.diagonal(models, axis1=-2, axis2=-1)
     eye = np.eye(models.shape[-1], dtype=dtype)[None, None]
+    # (H + damping diag(diag(H) + c)) d = g for the move, and (H + slight diag(diag(H) + 1)) d = g for the gains.
     added = xp.stack([damping[:, None] * (diagonals[1] + _CURVATURE), *(slight * (diagonals + 1))])
     curvatures = xp.stack([information, *models]) + eye * added[:, :, None]
     longest = np.array([_LONGEST_STEP, _FORESEEN_STEP, _FORESEEN_STEP], dtype)[:, None, None]
     moves = _step_in_box(xp, curvatures, xp.broadcast_to(gradient, (3, *gradient.shape[1:])), longest)
     together = _foreseen(gradient, models, moves[1:])
+    # One hyperparameter alone: d_i = g_i / H_ii, with the gain g_i d_i - d_i^2 H_ii / 2.
     alone = xp.clip(gradient / (diagonals + slight), -_FORESEEN_STEP, _FORESEEN_STEP)
     gains = xp.max(gradient * alone - alone**2 * diagonals / 2, axis=-1)
     return moves[0], xp.maximum(xp.max(together, axis=0), xp.max(gains, axis=0))
@@ -178,21 +184,24 @@ def _look_ahead(
 def _corrected(
     xp: ModuleType, information: Float[Floats, "s p p"], move: Float[Floats, "s p"], change: Float[Floats, "s p"]
 ) -> Float[Floats, "s p p"]:
-    """The information with less curvature along the last step, where the gradient's change tells of less.
+    """The information with less curvature along the last step, if the gradient changed by less than it predicts.
 
-    Along a ridge the average information may be too great by factors: steps would be too short, and the end too early.
+    Along a ridge the average information may be several times too great. The steps would be too short, and the end too
+    early.
     """
     along = _times(information, move)
     foreseen = xp.sum(move * along, axis=-1)
     usable = foreseen > 0
     divisor = xp.where(usable, foreseen, 1)
     ratio = xp.clip(xp.where(usable, xp.sum(move * change, axis=-1) / divisor, 1), _LEAST_CURVATURE, 1)
+    # `H + (r - 1) H d d' H / (d' H d)`, with `r = d' (change of g) / (d' H d)`, which multiplies d' H d by r.
     return information + ((ratio - 1) / divisor)[:, None, None] * (along[:, :, None] * along[:, None])
 
 
 def _foreseen(
     gradient: Float[Floats, "... p"], information: Float[Floats, "... p p"], move: Float[Floats, "... p"]
 ) -> Float[Floats, "..."]:
+    # g . d - d' H d / 2
     return (move * (gradient - _times(information, move) / 2)).sum(-1)
 
 
@@ -203,11 +212,15 @@ def _times(matrix: Float[Floats, "... p p"], vector: Float[Floats, "... p"]) -> 
 def _step_in_box(
     xp: ModuleType, curvature: Float[Floats, "k s p p"], gradient: Float[Floats, "k s p"], reach: Float[Floats, "k 1 1"]
 ) -> Float[Floats, "k s p"]:
-    """The Newton steps by k curvatures; what would leave the box is held at its edge, and the rest solved for again."""
+    """The Newton steps by k curvatures, within a box.
+
+    Entries that would leave the box are held at its edge, and the others are solved for again.
+    """
     solve = _solve_on_host if xp is np else _solve
     step = solve(curvature, gradient)
     outside = abs(step) >= reach
     edge = xp.where(outside, xp.clip(step, -reach, reach), 0)
+    # The rest d_r solves H_rr d_r = g_r - H_re d_e, given the entries d_e at the edge.
     right = xp.where(outside, edge, gradient - _times(curvature, edge))
     held = outside[..., :, None] | outside[..., None, :]
     eye = np.eye(gradient.shape[-1], dtype=gradient.dtype)[None, None]
@@ -223,7 +236,7 @@ def _solve_on_host(matrix: Float[np.ndarray, "k s p p"], right: Float[np.ndarray
 
 
 def _solve(matrix: Float[Array, "k s p p"], right: Float[Array, "k s p"]) -> Float[Array, "k s p"]:
-    """The same by elimination: fewer operations to compile than a factor's."""
+    """The same by Gauss-Jordan elimination, which has fewer operations to compile than a factorization."""
     table = jnp.concatenate([matrix, right[..., None]], axis=-1)
     rows = np.arange(right.shape[-1])[None, None, :, None]
 

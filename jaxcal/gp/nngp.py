@@ -1,7 +1,7 @@
-"""The kernel of the neural-network Gaussian process: a network with infinitely wide layers of ReLU, before training.
+"""The kernel of the neural-network Gaussian process: an untrained network with infinitely wide layers of ReLU.
 
 Lee, Bahri, Novak, Schoenholz, Pennington & Sohl-Dickstein, "Deep Neural Networks as Gaussian Processes", ICLR 2018.
-Its eq. 5, the recursion from layer to layer, is `NNGP`, and the expectation in it `functional.kernels.relu_covariance`.
+`NNGP` is its eq. 5, the recursion from layer to layer. `functional.kernels.relu_covariance` is the expectation in it.
 """
 
 from typing import Any
@@ -20,18 +20,20 @@ from jaxcal.functional import kernels
 class NNGP(AbstractKernel):
     """The covariance of the outputs of a random, infinitely wide network with ReLU, as a kernel of gpjax.
 
-    Weights of a layer with m inputs have the distribution N(0, weight_variance / m), biases N(0, bias_variance). With
-    K_0(a, b) = bias_variance + weight_variance a . b / d, and for u, v ~ N(0, K_l) at two points (Lee et al., eq. 5),
+    Weights of a layer with m inputs have the distribution N(0, weight_variance / m), biases N(0, bias_variance). The
+    recursion begins with K_0(a, b) = bias_variance + weight_variance a . b / d. Its step, with u, v ~ N(0, K_l) at two
+    points, is Lee et al., eq. 5:
 
         K_{l+1} = bias_variance + weight_variance E[relu(u) relu(v)],
 
-    the kernel is K_depth. It is not stationary: inputs should be standardized.
+    The kernel is K_depth. It is not stationary: inputs should be standardized.
 
     Args:
         depth: the number of hidden layers, at least 1.
-        weight_variance: of the weights into a unit, summed over its inputs; not negative, or a parameter of gpjax.
-        bias_variance: likewise, of the bias.
-        active_dims: the columns that the kernel depends on, as of every kernel of gpjax.
+        weight_variance: the variance of the weights into a unit, summed over its inputs; not negative, or a parameter
+            of gpjax.
+        bias_variance: the variance of the biases; not negative, or a parameter of gpjax.
+        active_dims: the columns that the kernel depends on, as for every kernel of gpjax.
 
     Raises:
         ValueError: if depth is below 1, or a variance negative.
@@ -69,13 +71,14 @@ class NNGP(AbstractKernel):
         weight, bias = val(self.weight_variance), val(self.bias_variance)
         own_x, own_y, shared = (bias + weight * jnp.dot(a, b) / x.shape[0] for a, b in ((x, x), (y, y), (x, y)))
         for _ in range(self.depth):
+            # At a single point E[relu(u)^2] = K_l / 2.
             shared = bias + weight * kernels.relu_covariance(shared, own_x, own_y)
             own_x, own_y = bias + weight * own_x / 2, bias + weight * own_y / 2
         return shared
 
 
 def _parameter(name: str, value: ArrayLike | Any) -> Any:
-    """A number as a parameter of gpjax that is kept from becoming negative; a parameter as it is."""
+    """A number as a parameter of gpjax that cannot become negative; a parameter stays as it is."""
     if eqx.is_array_like(value):
         _checks.check_not_negative(name, value)
         return NonNegativeReal(value)

@@ -1,7 +1,7 @@
 """Rows filled up to a common number, so that fits and predictions of several sizes share a compiled program.
 
-Folds differ by a row, a set that grows has another size each time, and every size would be compiled anew. Rows that are
-filled in do not count in the fit, `Data.included`, and are cut off from what it found. NumPy needs none of this.
+Folds differ by a row, and a growing set has another size each time. Without padding every size would be compiled anew.
+The padding rows do not count in the fit (`Data.included`), and are cut off from its result. NumPy needs no padding.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,9 +18,9 @@ from jaxcal._numpy import filled, is_known, numpy_or_jit
 from jaxcal._programs import at_top
 from jaxcal.gp.process import Process
 
-# Rows of a fit are filled up to a multiple of this: little of its time, but where it takes no time.
+# Rows of a fit are filled up to a multiple of this. They take little of its time, unless the fit is very short.
 _MULTIPLE = 16
-# Points of a prediction are filled up to a power of two, and many of them to a multiple of this one.
+# Points of a prediction are filled up to a power of two, and more points than this to a multiple of this.
 _FEW_POINTS = 1024
 
 T = TypeVar("T")
@@ -30,7 +30,7 @@ def padded(rows: Sequence[Any], device: Device | None) -> tuple[tuple[Array | No
     """The rows of a fit filled up, and which of them count.
 
     Args:
-        rows: arrays with a leading axis of rows; None for what is not there.
+        rows: arrays with a leading axis of rows; None for an array that is not there.
         device: where to put them.
     """
     number = len(rows[-1])
@@ -39,14 +39,14 @@ def padded(rows: Sequence[Any], device: Device | None) -> tuple[tuple[Array | No
 
 
 def device_of(*trees: Any) -> Device | None:
-    """The one device that arrays were put on; None where they stay wherever JAX has them, or on several."""
+    """The one device that arrays were put on; None if they were put on no device, or on several."""
     arrays = [leaf for leaf in jax.tree.leaves(trees) if isinstance(leaf, jax.Array) and leaf.committed]
     devices = {device for array in arrays for device in array.devices()}
     return devices.pop() if len(devices) == 1 else None
 
 
 def without_padding(process: Process, number: int) -> Process:
-    """The process with so many rows, the first ones."""
+    """The process with the first `number` rows alone."""
     parts = lambda process: (process.points, process.posterior.weights, process.posterior.shrink)
     points, weights, shrink = parts(process)
     points, weights = jax.tree.map(lambda rows: _cut(rows, number), (points, weights))
@@ -54,11 +54,11 @@ def without_padding(process: Process, number: int) -> Process:
 
 
 def prediction(predict: Callable[..., T]) -> Callable[..., T]:
-    """`predict(fitted, points, include_noise)`: by NumPy where it knows how, else by one program for each bucket.
+    """Decorate `predict(fitted, points, include_noise)`: by NumPy if possible, else by one program for each bucket.
 
     Args:
-        predict: what to decorate. `fitted` holds a process. `points` is a tuple of arrays with a leading axis of
-            points, or None. All that it gives has that axis.
+        predict: the function to decorate. `fitted` holds a process. `points` is a tuple of arrays with a leading axis
+            of points, or None. All results have that axis.
     """
     return numpy_or_jit(predict, when=lambda fitted, *_: fitted.process.in_numpy, around=_by_buckets)
 
@@ -73,8 +73,8 @@ def _by_buckets(program: Callable[..., T]) -> Callable[..., T]:
         size = few if number <= _FEW_POINTS else number + -number % _FEW_POINTS
         more = filled(points, size, device_of(fitted, points))
         with at_top():
-            found = program(fitted, more, include_noise)
-            return jax.tree.map(lambda array: _cut(array, number), found)
+            results = program(fitted, more, include_noise)
+            return jax.tree.map(lambda array: _cut(array, number), results)
 
     return call
 
@@ -84,7 +84,7 @@ def _is_distributed(points: tuple[Any, ...]) -> bool:
 
 
 def _cut(array: Array, number: int, *, axes: int = 1) -> Array:
-    """The first rows, and of a square matrix the first columns, too."""
+    """The first rows of an array; with axes=2 also the first columns of a square matrix."""
     if len(array) == number:
         return array
     return jax.device_put(np.asarray(array)[(slice(number),) * axes], device_of(array))

@@ -1,4 +1,4 @@
-"""A Gaussian process after data: what a fit gives and what it predicts."""
+"""A Gaussian process after data: the results of a fit, and predictions."""
 
 from collections.abc import Iterable
 from typing import Protocol, cast, runtime_checkable
@@ -19,15 +19,15 @@ from jaxcal.optimize import Result
 
 @runtime_checkable
 class Conditioned(Protocol):
-    """What is known after data, for processes that do not predict by matrices of the conditioning points."""
+    """The posterior of a process that does not predict by matrices of the conditioning points."""
 
     @property
     def scale(self) -> Float[AnyArray, "*runs"]:
-        """By what the variances of kernel and noise are multiplied."""
+        """The factor by which the variances of kernel and noise are multiplied."""
         ...
 
     def predict(self, kernel: Kernel, at: Points, points: Points) -> tuple[AnyArray, AnyArray]:
-        """Latent means and variances at points, given those `at`."""
+        """Latent means and variances at points, given the conditioning points `at`."""
         ...
 
 
@@ -35,23 +35,23 @@ class Process(eqx.Module):
     """A Gaussian process after data.
 
     Attributes:
-        model: with the hyperparameters found.
+        model: the model with the hyperparameters found.
         points: the conditioning points: the rows, or the inducing points.
-        posterior: what the data say at them.
-        noise_variance: of the scaled target; the mean one, where rows have their own.
+        posterior: the posterior at the conditioning points.
+        noise_variance: the noise variance of the scaled target; the mean, if every row has its own.
         rounding_fraction: the variance that rounding may hide, over the median leave-one-out variance.
-        evidence: log marginal likelihood, or its lower bound, of the scaled target; where predictions ask the nearest
-            rows their log density, each given those nearest to it.
-        iterations: of the optimizer, from where the search ended.
+        evidence: the log marginal likelihood of the scaled target, or its lower bound. For `Nearest`, the log density
+            of the rows, each given the rows nearest to it.
+        iterations: the number of steps of the optimizer on the way to the hyperparameters found.
         result: how the optimization ended, one of `jaxcal.optimize.Result`.
-        jitter: what was added to the covariance's diagonal, as a fraction of its mean.
+        jitter: the jitter added to the covariance's diagonal, as a fraction of its mean.
         failed_initial_values: how many of the initial values had no finite evidence.
-        greatest_error: the greatest leave-one-out error over its standard deviation, and the row that has it; None
-            where the noise is Student t.
-        log_noise: a second process, of the log of the relative noise variance; None where noise does not depend on the
-            inputs.
-        log_noise_offset: what is added to it.
-        inference: how it was fitted: "exact", "sparse", "nearest" or "stochastic".
+        greatest_error: the greatest leave-one-out error over its standard deviation, and the number of its row. None
+            for Student t noise.
+        log_noise: a second process, for the log of the relative noise variance. None if the noise does not depend on
+            the inputs.
+        log_noise_offset: the number added to the predictions of this second process.
+        inference: the name of the inference: "exact", "sparse", "nearest" or "stochastic".
     """
 
     model: Model
@@ -71,35 +71,35 @@ class Process(eqx.Module):
 
     @property
     def in_numpy(self) -> bool:
-        """Whether it is a sum of squared exponentials: NumPy can predict it."""
+        """Whether the kernel is a sum of squared exponentials, for which NumPy can predict."""
         parts = getattr(self.model.kernel, "parts", lambda points: ())(self.points)
         return bool(parts) and all(isinstance(kernel, SquaredExponential) for _, kernel in parts)
 
     @exact_products
     def __call__(self, points: Points) -> tuple[Float[AnyArray, " n"], Float[AnyArray, " n"]]:
         """Latent means and variances at points; RIO, eq. 5 and 6."""
-        kernel, given = self.model.kernel, self.posterior
-        if isinstance(given, gp.Posterior):
-            return predict(kernel, given, self.points, points)
-        return given.predict(kernel, self.points, points)
+        kernel, posterior = self.model.kernel, self.posterior
+        if isinstance(posterior, gp.Posterior):
+            return predict(kernel, posterior, self.points, points)
+        return posterior.predict(kernel, self.points, points)
 
     @property
     def scale(self) -> Float[AnyArray, "*runs"]:
-        """By what the variances of kernel and noise are multiplied: other than 1 where the nearest rows are asked."""
-        given = self.posterior
+        """The factor by which the variances of kernel and noise are multiplied; 1 except for `Nearest`."""
+        posterior = self.posterior
         return (
             namespace(self.noise_variance).ones_like(self.noise_variance)
-            if isinstance(given, gp.Posterior)
-            else given.scale
+            if isinstance(posterior, gp.Posterior)
+            else posterior.scale
         )
 
     def observed(
         self, points: Points, base_variance: Float[AnyArray, " n"] | None = None
     ) -> tuple[Float[AnyArray, " n"], Float[AnyArray, " n"], Float[AnyArray, " n"] | None]:
-        """Means, variances and no degrees of freedom of new targets; or of Student t ones squared scales and degrees.
+        """Means and variances of new targets, and None; for Student t noise means, squared scales, degrees of freedom.
 
         Args:
-            points: where.
+            points: where to predict.
             base_variance: as of `Data`.
         """
         mean, variance = self(points)
@@ -115,13 +115,13 @@ class Process(eqx.Module):
 
 
 class HoldsProcess(eqx.Module):
-    """What a method tells of the fitted process that it holds."""
+    """The properties of a method that come from the fitted process that it holds."""
 
     process: eqx.AbstractVar[Process]
 
     @property
     def inference(self) -> str:
-        """How the process was fitted: "exact", "sparse", "nearest" or "stochastic"."""
+        """The name of the inference: "exact", "sparse", "nearest" or "stochastic"."""
         return self.process.inference
 
     @property
@@ -131,7 +131,7 @@ class HoldsProcess(eqx.Module):
 
     @property
     def scaled_noise(self) -> Float[AnyArray, "*runs"]:
-        """The (mean) variance of the noise, in units of the scaled target."""
+        """The variance of the noise, in units of the scaled target; the mean, if every row has its own."""
         return self.process.noise_variance
 
     @property
@@ -141,7 +141,7 @@ class HoldsProcess(eqx.Module):
 
     @property
     def iterations(self) -> Int[AnyArray, "*runs"]:
-        """Of the optimizer, from where the search ended."""
+        """The number of steps of the optimizer on the way to the hyperparameters found."""
         return self.process.iterations
 
     @property
@@ -151,12 +151,12 @@ class HoldsProcess(eqx.Module):
 
     @property
     def jitter(self) -> Float[AnyArray, "*runs"]:
-        """What was added to the covariance's diagonal, as a fraction of its mean."""
+        """The jitter added to the covariance's diagonal, as a fraction of its mean."""
         return self.process.jitter
 
 
 def first_fit(attempts: Iterable[Process]) -> Process:
-    """The first of them that makes sense, or the last one; on the host, where those after it are not made."""
+    """The first of the attempts that makes sense, or the last one; on the host, which makes no attempt after it."""
     process = None
     for process in attempts:
         if process.result != Result.NOT_FINITE:
@@ -166,7 +166,7 @@ def first_fit(attempts: Iterable[Process]) -> Process:
 
 @part
 def process_of(found: Found, data: Data, jitter: Float[AnyArray, ""], mesh: Mesh | None) -> Process:
-    """The process after data, NOT_FINITE where its posterior is not, or where it makes no sense."""
+    """The process after data; its result is NOT_FINITE if its posterior is not finite or it makes no sense."""
     after = models.posterior(found.model, data, jitter, mesh)
     return process_given(found, data, jitter, after, models.leave_one_out(found.model, after, data))
 
@@ -179,7 +179,7 @@ def process_given(
     good = after.is_finite & models.is_sane(model, found.evidence, data)
     greatest = None
     if model.student_t is None:
-        errors = abs(others.standardized)  # 0 of padding
+        errors = abs(others.standardized)  # 0 for padding
         greatest = xp.max(errors), xp.argmax(errors).astype(np.int32)
     return Process(
         model=models.without_rows(model),

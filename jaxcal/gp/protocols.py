@@ -1,4 +1,4 @@
-"""The protocols of inferences and noises, and what inferences share."""
+"""The base classes of inferences and noises, and the functions that inferences share."""
 
 from abc import abstractmethod
 from collections.abc import Callable
@@ -21,39 +21,39 @@ from jaxcal.gp.model import Data, Found, Model
 from jaxcal.gp.process import Process, process_of
 from jaxcal.optimize import Result, descend, minimize
 
-# Gives the initial values, for rows and, where it is known, the variance of their noise: models without inducing
-# points, stacked along a leading axis of their arrays.
+# A function of the rows and of the variance of their noise, or None if it is not known. It gives the initial values:
+# models without inducing points, stacked along a leading axis of their arrays.
 InitialOf = Callable[[Data, Any], Model]
 
-# Gives the greatest exact evidence of some of many rows, a `host.First`; None where nobody has it.
+# Gives the greatest exact evidence of some of many rows, a `host.First`; None if it is not known.
 First = Callable[[], Any] | None
 
 S = TypeVar("S")
 I = TypeVar("I", bound="Inference")
 N = TypeVar("N", bound="Noise")
-# Gives what rows are scaled by, the initial values, and the rows as the process takes them.
+# Gives the scales of the rows, the initial values, and the rows in the form that the process takes.
 Prepare = Callable[..., tuple[S, InitialOf, Data]]
 
 _ARDS = (None, True, False, "auto")
-# With more rows "auto" means by column. What lengthscales by column gain may show with many rows alone, and one too
-# many costs little there.
+# With more rows "auto" means a lengthscale for every column. Their gain may show with many rows alone, and a
+# superfluous lengthscale costs little there.
 MANY_ROWS = 2000
-# Lengthscales by column fit the noise of few rows: with 100 columns 90 % intervals of 150 rows covered 30 to 39 %
-# (benchmarks/speed/gp_columns.py). With fewer rows for each input than the first number the evidence decides. With
-# fewer than the second one, or more inputs than the third one, it is not asked either: an ascent takes too long.
+# Lengthscales by column fit the noise of few rows: with 100 columns and 150 rows, 90 % intervals covered 30 to 39 %
+# (benchmarks/speed/gp_columns.py). With fewer than 10 rows for each input the evidence decides. If there are also fewer
+# than 3 rows for each input, or more than 100 inputs, one lengthscale is used. Ascents by column take too long there.
 _ROWS_BY_COLUMN, _FEWEST_BY_COLUMN, _MOST_BY_COLUMN = 10, 3, 100
 
 
 class Inference(eqx.Module):
-    """How hyperparameters are found, and what the rows say under them.
+    """How hyperparameters are found, and how the posterior under them is computed.
 
-    Numbers are arrays while a process is fitted: another value compiles nothing.
+    Numbers are arrays while a process is fitted, so that another value compiles nothing.
 
     Attributes:
-        ard: True for a lengthscale for every input column, False for one for all, "auto" for what the evidence prefers.
-            Each further lengthscale must raise it by log(n) / 2 nats then. Of more than 2000 rows "auto" is True. None
-            for what the method takes.
-        tolerance: the fit ends where the log evidence is foreseen to rise by less, in nats. None for the default.
+        ard: True for a lengthscale for every input column, False for one lengthscale for all columns, "auto" for the
+            better of the two by the evidence. With "auto" each further lengthscale must raise the log evidence by
+            log(n) / 2 nats. With more than 2000 rows "auto" is True. None for the method's default.
+        tolerance: the fit ends when the predicted rise of the log evidence is less, in nats. None for the default.
         max_iterations: the most steps of the optimizer.
     """
 
@@ -74,20 +74,20 @@ class Inference(eqx.Module):
         """The same with the defaults for n rows.
 
         Raises:
-            ValueError: if it cannot be had with this noise, or with derivatives.
+            ValueError: if the inference does not support this noise, or derivatives.
         """
 
     @property
     def by_parts(self) -> bool:
-        """Whether the host can drive a fit to known rows, of NumPy's arrays or of JAX's.
+        """Whether the host can drive a fit to known rows, with NumPy's arrays or JAX's.
 
-        What it computes is NumPy, or in functions of `_numpy.part`, which are small programs for JAX's arrays.
+        The fit computes with NumPy, or in functions of `_numpy.part`, which are small programs for JAX's arrays.
         """
         return False
 
     @property
     def takes_many_steps(self) -> bool:
-        """Whether it takes hundreds of quick steps: one compiled loop is faster then than a host."""
+        """Whether the fit takes hundreds of quick steps. Then one compiled loop is faster than a host."""
         return False
 
     @abstractmethod
@@ -97,29 +97,29 @@ class Inference(eqx.Module):
         It is a part of a compiled program; with `by_parts` it takes known arrays, too.
 
         Args:
-            initial_models: without inducing points.
-            data: what to explain.
+            initial_models: the initial models, without inducing points.
+            data: the rows.
             jitter: as a fraction of the mean prior variance.
-            first: where it may begin, of NumPy's arrays.
+            first: where the search may begin, of NumPy's arrays.
         """
 
     def problem(self, model: Model, data: Data, jitter: Float[AnyArray, ""], kept: Any) -> "Problem":
-        """What the search minimizes near a model, as a function of the data; for `differentiable=True` alone.
+        """The minimization problem of the search near a model, by the data; for `differentiable=True` alone.
 
         Args:
-            model: as the search found it, without inducing points.
+            model: the result of the search, without inducing points.
             data: the rows.
             jitter: as a fraction of the mean prior variance.
-            kept: which rows are inducing points or neighbors, as of `kept`.
+            kept: the rows that are inducing points or neighbors, a result of `kept`.
         """
         raise NotImplementedError(f"{type(self).__name__} has no derivatives.")
 
     def kept(self, process: Process, data: Data) -> Any:
-        """Which rows a fitted process depends on by their numbers; None for all."""
+        """The rows, by number, that a fitted process depends on as inducing points or neighbors; None for all."""
         del process, data
 
     def climb(self, problem: "Problem", jitter: Float[AnyArray, ""]) -> Float[AnyArray, " p"]:
-        """The vector of the least loss near the one of the problem's model, to the last digits."""
+        """The vector of the least loss near the vector of the problem's model, to the last digits."""
         del jitter
         start, most = problem.vector_of(problem.model), self.max_iterations
         return minimize(problem.loss, start, max_iterations=most, loss_tolerance=1e-13, gradient_tolerance=1e-6).params
@@ -130,18 +130,18 @@ class Inference(eqx.Module):
 
     @property
     def devices(self) -> Mesh | None:
-        """Over which rows are distributed; None for one."""
+        """The devices over which rows are distributed; None for one device."""
         return None
 
     @property
     def by_newton(self) -> bool:
-        """Whether it is the exact evidence, climbed by Newton's steps."""
+        """Whether Newton steps maximize the exact evidence."""
         return False
 
     def with_ard(self: I, ard: bool | str, n: int, inputs: int) -> I:
-        """The same with this in place of an `ard` that is left open; "auto" of many of n rows is True.
+        """The same inference with `ard` in place of None; "auto" becomes True if n is large.
 
-        Where there are few rows for each of the inputs, what is left open is "auto", and False of fewer still.
+        With few rows for each input, None becomes "auto" if `ard` is not False. With even fewer rows, it becomes False.
         """
         if self.ard is not None:
             ard = self.ard
@@ -150,17 +150,17 @@ class Inference(eqx.Module):
         return replace(self, ard=True if ard == "auto" and n > MANY_ROWS else ard)
 
     def jitter_of_try(self, step: Int[AnyArray, ""], dtype: DTypeLike) -> Float[AnyArray, ""]:
-        """The fraction of the mean variance that is added to the diagonal: a hundred times more at each step."""
+        """The jitter of a try, a fraction of the mean variance: a hundred times the jitter of the try before."""
         return models.jitter_of_try(step, dtype)
 
     def with_limits(self: I, max_iterations: int, tolerance: float) -> I:
-        """The same with one lengthscale for all columns, for so many steps."""
+        """The same with one lengthscale for all columns, and with these limits of the search."""
         there = lambda inference: (inference.max_iterations, inference.tolerance)
         limited = eqx.tree_at(there, self, (np.int32(max_iterations), np.float32(tolerance)))
         return replace(limited, ard=False)
 
     def of_arrays(self: I) -> I:
-        """The same with numbers as arrays, which a compiled program need not know."""
+        """The same with numbers as arrays, so that a compiled program does not depend on their values."""
 
         def as_array(leaf: Any) -> Any:
             if isinstance(leaf, bool | str) or not (is_known(leaf) and eqx.is_array_like(leaf)):
@@ -172,11 +172,11 @@ class Inference(eqx.Module):
         return jax.tree.map(as_array, replace(self, tolerance=float(self.tolerance)) if whole else self)
 
     def evidence(self, model: Model, data: Data, jitter: Float[AnyArray, ""]) -> Float[AnyArray, ""]:
-        """Of a model: `model.evidence`."""
+        """The evidence of a model: `model.evidence`."""
         return models.evidence(model, data, jitter, self.devices)
 
     def posterior(self, model: Model, data: Data, jitter: Float[AnyArray, ""]) -> gp.Posterior:
-        """Under a model: `model.posterior`."""
+        """The posterior under a model: `model.posterior`."""
         return models.posterior(model, data, jitter, self.devices)
 
     def descend(self, model: Model, data: Data, jitter: Float[AnyArray, ""]) -> Found:
@@ -184,7 +184,7 @@ class Inference(eqx.Module):
         return descended(self, model, data, jitter)
 
     def refine(self, model: Model, data: Data, jitter: Float[AnyArray, ""]) -> Found:
-        """The hyperparameters of the greatest evidence near those of one model, whose inducing points stay."""
+        """The model of the greatest evidence near this one, whose inducing points stay."""
         return descended(self, model, data, jitter)
 
 
@@ -200,7 +200,7 @@ class Noise(eqx.Module):
     @property
     @abstractmethod
     def is_gaussian(self) -> bool:
-        """Whether it is Gaussian, of one variance, or of one that follows the base's."""
+        """Whether the noise is Gaussian, with one variance, or with a variance that follows the base's variance."""
 
     @property
     def has_heavy_tails(self) -> bool:
@@ -209,15 +209,15 @@ class Noise(eqx.Module):
 
     @property
     def known_variance(self) -> ArrayLike | None:
-        """In squared units of y; None where the variance is learned."""
+        """The known variance, in squared units of y; None if it is learned."""
         return None
 
     def first_data(self, data: Data) -> Data:
-        """The rows, with all that is known of their noise before a search."""
+        """The rows, with all that is known about their noise before a search."""
         return data
 
     def of_arrays(self: N) -> N:
-        """The same with numbers as arrays, which a compiled program need not know."""
+        """The same with numbers as arrays, so that a compiled program does not depend on their values."""
         return jax.tree.map(lambda leaf: np.asarray(leaf) if isinstance(leaf, int | float) else leaf, self)
 
     @abstractmethod
@@ -229,26 +229,26 @@ class Noise(eqx.Module):
         jitter: Float[AnyArray, ""],
         first: First = None,
     ) -> Process:
-        """The process with this noise; a part of a compiled program, with `by_parts` of known arrays, too.
+        """The process with this noise; a part of a compiled program, and with `by_parts` for known arrays, too.
 
         Args:
             inference: how hyperparameters are found.
             initial_of: gives the initial values.
-            data: what to explain.
+            data: the rows.
             jitter: as a fraction of the mean prior variance.
             first: where a search may begin, of NumPy's arrays.
         """
 
 
 class Problem(NamedTuple):
-    """What is minimized near an optimum.
+    """The minimization problem near an optimum.
 
     Attributes:
-        model: near it.
+        model: a model near the optimum.
         data: the rows that decide.
-        vector_of: what is learned of a model.
-        model_of: the model of such a vector.
-        loss: of the vector, with what is beyond the bounds.
+        vector_of: gives the vector of a model's learned parameters.
+        model_of: gives the model of such a vector.
+        loss: the loss of a vector, with the penalty beyond the bounds.
     """
 
     model: Model
@@ -272,14 +272,14 @@ class Problem(NamedTuple):
         return cls(model=model, data=data, vector_of=vector_of, model_of=model_of, loss=total)
 
     def loss_with_gradient(self, vector: Float[AnyArray, " p"]) -> tuple[Float[Array, ""], Float[Array, " p"]]:
-        """At a vector."""
+        """The loss at a vector, and its gradient."""
         return jax.value_and_grad(self.loss)(vector)
 
 
 def descended(
     inference: Inference, model: Model, data: Data, jitter: Float[AnyArray, ""], *, with_inducing: bool = False
 ) -> Found:
-    """The model of the greatest evidence near one, by L-BFGS; its inducing points move, or stay."""
+    """The model of the greatest evidence near this one, by L-BFGS; its inducing points move if `with_inducing`."""
     on_host, dtype = is_known(model, data), data.targets.dtype
     model = as_numpy(model) if on_host else model
     vector, model_of = models.as_vector(model, with_inducing=with_inducing)
@@ -311,25 +311,25 @@ def _near(
     *,
     with_inducing: bool,
 ) -> tuple[Float[AnyArray, ""], Float[AnyArray, " p"]]:
-    """The loss of a vector, and its gradient: the negative evidence with what is beyond the bounds."""
+    """The loss of a vector, and its gradient: the negative evidence plus the penalty beyond the bounds."""
     loss = lambda model: -inference.evidence(model, data, jitter)
     return Problem.of(model, data, loss, trained=with_inducing).loss_with_gradient(vector)
 
 
 def in_numpy(function: Callable[..., Any]) -> Callable[[Float[np.ndarray, " p"]], Any]:
-    """A function of a vector as the host calls it: it gives NumPy's arrays."""
+    """A function of a vector for the host to call: it gives NumPy's arrays."""
     return lambda vector: as_numpy(function(vector))
 
 
 @part
 def initial_models(initial_of: InitialOf, data: Data, variance: Any = None) -> Model:
-    """The initial values of rows; arguments as of `InitialOf`."""
+    """The initial values for rows; arguments as of `InitialOf`."""
     return initial_of(data, variance)
 
 
 @part
 def best_initial(initial_models: Model, data: Data, jitter: ArrayLike) -> Found:
-    """The initial values of the greatest exact evidence, of those along the leading axis of the arrays."""
+    """The model of the greatest exact evidence among initial models along the leading axis of their arrays."""
     best, values = models.greatest(initial_models, lambda model: models.evidence(model, data, jitter))
     xp = namespace(values)
     is_nan = xp.isnan(values)

@@ -1,9 +1,9 @@
-"""A race of ascents to the greatest evidence: isotropic ones, then with a lengthscale for every column.
+"""A race of ascents to the greatest evidence: isotropic ascents, then ascents with a lengthscale for every column.
 
-All ascents stand along one axis, and those that still run are active. Every eight rounds those are taken out that are
-on the way to where a better one is, or cannot reach the best any more. Where the isotropic ones have ended, ascents by
-column begin at the best of them, and at places that are given. A round of all is one function of NumPy's or of JAX's
-arrays: see `optimize.iterate`.
+All ascents are stacked along one axis, and those that still run are active. Every eight rounds the race stops some
+ascents: they are on the way to the place of a better one, or cannot reach the best one any more. When the isotropic
+ascents have ended, ascents by column begin at the best of their ends and at given places. One round of all ascents is
+one function of NumPy's or of JAX's arrays: see `optimize.iterate`.
 """
 
 from collections.abc import Callable
@@ -23,42 +23,42 @@ from jaxcal.gp.model import penalty
 from jaxcal.gp.newton import Floats, Local
 from jaxcal.optimize.iterate import iterate
 
-# Ascents are compared every so many rounds.
+# The number of rounds between two comparisons of the ascents.
 _LAP = 8
-# Of two ascents the lower one is on its way to the place of the other in two cases. No log hyperparameter is further
-# apart than `SAME`. Or it is lower by less than `ALIKE` nats, and foresees no greater gain.
+# The lower one of two ascents is on its way to the place of the other in two cases. Either no log hyperparameter
+# differs by more than `SAME`. Or it is lower by less than `ALIKE` nats, and its predicted gain is also less.
 ALIKE, SAME = 0.2, 0.3
-# How much is hoped of an ascent (`Field.hope`) on few rows, which are cheap, or from near its end.
+# `Field.hope` for ascents on few rows, which are cheap, and for ascents from places near their end.
 HOPE = 30.0
-# If the best ascent by column is better by so much more than it must be, the isotropic one need not be ended.
+# If the best ascent by column gains more than its cost by this much, the best isotropic ascent need not be ended.
 _CLEAR = 5.0
-# In which order: isotropic ascents, those by column, the best isotropic one to its end.
+# The order of the phases: isotropic ascents, ascents by column, the best isotropic ascent to its end, none.
 _ISOTROPIC, _BY_COLUMN, _LAST, _OVER = range(4)
 
-# The objective at a vector; and at those of several vectors [s, p] that are active [s].
+# `Objective` is evaluated at one vector, `Objectives` at the active [s] ones of several vectors [s, p].
 Objective = Callable[[Float[Floats, " p"]], Local]
 Objectives = Callable[[Float[Floats, "s p"], Bool[Floats, " s"]], Local]
 
 
 class Field(NamedTuple):
-    """Who runs, and how far.
+    """The ascents that run, and their limits.
 
     Attributes:
         isotropic: where the isotropic ascents begin [a, p].
-        runs: which of these run [a].
-        tied: the directions in which they move, one a column [p, p].
-        by_column: where ascents by column begin [b, p]; the first `num_seeded` of them at isotropic ends.
-        runs_by_column: which of these run [b].
-        tolerances: of isotropic ascents at first, of those by column, of the best isotropic one at last; None if it
-            need not be ended.
-        limits: the most steps of isotropic ascents, and of those by column.
-        cost: what an ascent by column must gain.
-        low, high: the bounds [p]. What is beyond them costs `number` times its square; hyperparameters that move
-            together bear it together.
-        number: of rows.
-        num_seeded: how many begin where the best isotropic ascents ended, one or two.
-        within: by how much the second of these may be below the best.
-        hope: an ascent is taken out if not even so many times the gain that it foresees brings it to the best one.
+        runs: which of the isotropic ascents run [a].
+        tied: the directions in which isotropic ascents move, one a column [p, p].
+        by_column: where ascents by column begin [b, p]. The first `num_seeded` begin where isotropic ascents ended.
+        runs_by_column: which of the ascents by column run [b].
+        tolerances: of isotropic ascents at first, of ascents by column, and of the best isotropic ascent at last. The
+            last is None if that ascent need not be ended.
+        limits: the most steps of isotropic ascents, and of ascents by column.
+        cost: the gain that an ascent by column must reach.
+        low, high: the bounds [p]. A hyperparameter beyond them costs `number` times the squared excess. Hyperparameters
+            that move together divide this cost among themselves.
+        number: the number of rows.
+        num_seeded: how many ascents by column begin where the best isotropic ascents ended, one or two.
+        within: by how much the second of these isotropic ends may be below the best.
+        hope: an ascent is stopped if its value plus `hope` times its predicted gain is below the best value.
     """
 
     isotropic: Float[Floats, "a p"]
@@ -84,12 +84,12 @@ class Field(NamedTuple):
 
 
 class Ends(NamedTuple):
-    """Where ascents ended; where one did, without the axis s.
+    """The ends of several ascents along the axis s, or of one ascent, without this axis.
 
     Attributes:
         places: [s, p].
-        values: of the objective [s]; -inf where there is none.
-        steps: [s], evaluations after the first one.
+        values: the objective [s]; -inf if it has no value.
+        steps: [s], the number of evaluations after the first one.
         converged: [s].
     """
 
@@ -103,11 +103,11 @@ class _Race(NamedTuple):
     """The state of a race.
 
     Attributes:
-        ascents: along the directions, from their starts.
+        ascents: the ascents along the directions, relative to their starts.
         starts: [s, p].
-        active: which still run [s].
-        rounds: since the phase began.
-        phase: what is run, `_ISOTROPIC` to `_OVER`.
+        active: which ascents still run [s].
+        rounds: the number of rounds since the phase began.
+        phase: the current phase, `_ISOTROPIC` to `_OVER`.
     """
 
     ascents: newton.Ascents
@@ -118,21 +118,21 @@ class _Race(NamedTuple):
 
 
 def one_by_one(objective: Objective) -> Objectives:
-    """An objective that the host calls where ascents are active."""
+    """Several objectives that the host evaluates one by one, for active ascents alone."""
 
     def evaluate(vectors: Float[np.ndarray, "s p"], active: Bool[np.ndarray, " s"]) -> Local:
         s, p = vectors.shape
-        found = Local(np.zeros(s), np.zeros((s, p)), np.zeros((s, p, p)), np.zeros(s, bool))
+        local = Local(np.zeros(s), np.zeros((s, p)), np.zeros((s, p, p)), np.zeros(s, bool))
         for k in np.flatnonzero(active):
-            for whole, part in zip(found, objective(vectors[k]), strict=True):
+            for whole, part in zip(local, objective(vectors[k]), strict=True):
                 whole[k] = part
-        return found
+        return local
 
     return evaluate
 
 
 def in_program(objective: Objective) -> Objectives:
-    """An objective as a part of a program: on a CPU where ascents are active, elsewhere everywhere, all at once."""
+    """Several objectives as a part of a program: on a CPU for active ascents alone, elsewhere for all at once."""
 
     def evaluate(vectors: Float[Array, "s p"], active: Bool[Array, " s"]) -> Local:
         everywhere = lambda vectors, _: jax.vmap(objective)(vectors)
@@ -146,26 +146,26 @@ def _one_after_another(objective: Objective, vectors: Float[Array, "s p"], activ
     zeros = lambda *shape: jnp.zeros(shape, vectors.dtype)
     nothing = Local(zeros(s), zeros(s, p), zeros(s, p, p), jnp.zeros(s, bool))
 
-    def add(k: Int[Array, ""], found: Local) -> Local:
+    def add(k: Int[Array, ""], local: Local) -> Local:
         row = order[k]
-        return jax.tree.map(lambda whole, part: whole.at[row].set(part), found, objective(vectors[row]))
+        return jax.tree.map(lambda whole, part: whole.at[row].set(part), local, objective(vectors[row]))
 
     return lax.fori_loop(0, active.sum(), add, carried(nothing))
 
 
 def run(objectives: Objectives, field: Field, *, on_host: bool) -> Ends:
-    """Where all ascents of a field ended, the isotropic ones first.
+    """The ends of all ascents of a field, the isotropic ascents first.
 
     Args:
-        objectives: of `one_by_one` or of `in_program`.
-        field: who runs.
-        on_host: as of `optimize.iterate`; the field is of NumPy's arrays then.
+        objectives: a result of `one_by_one` or of `in_program`.
+        field: the ascents that run.
+        on_host: as of `optimize.iterate`. The field has NumPy's arrays then.
     """
     xp = np if on_host else jnp
     number = field.isotropic.shape[0]
     starts = xp.concatenate([field.isotropic, field.by_column])
     eye = np.eye(starts.shape[1], dtype=starts.dtype)
-    # Directions in which several move together, or one each.
+    # Isotropic ascents move several hyperparameters together, ascents by column move each alone.
     directions = xp.stack([field.tied] * number + [xp.asarray(eye)] * field.by_column.shape[0])
     directions = directions if on_host else carried(directions)
     race = _Race(
@@ -188,32 +188,34 @@ def run(objectives: Objectives, field: Field, *, on_host: bool) -> Ends:
 def penalty_of(
     field: Field, vectors: Float[Floats, "s p"], directions: Float[Floats, "s p p"]
 ) -> tuple[Float[Floats, " s"], Float[Floats, "s p"], Float[Floats, "s p"]]:
-    """What vectors beyond the bounds cost: `model.penalty`, which hyperparameters that move together bear together."""
+    """The cost of vectors beyond the bounds, `model.penalty`; hyperparameters that move together divide it."""
+    # 1 / k for each of k hyperparameters that move together.
     together = 1 / (directions * directions.sum(1)[:, None]).sum(-1)
     return penalty(vectors, field.low[None], field.high[None], field.number * together)
 
 
 def _evaluated(objectives: Objectives, field: Field, directions: Float[Floats, "s p p"], race: _Race) -> Local:
-    """The objective less the penalty where the active ascents ask, along their directions."""
+    """The objective less the penalty at the places that the active ascents ask for, along their directions."""
     vectors = race.starts + _along(directions, race.ascents.asked)
-    found = objectives(vectors, race.active)
+    local = objectives(vectors, race.active)
     cost, steepness, bend = penalty_of(field, vectors, directions)
-    gradient = found.gradient - steepness
-    information = found.information + bend[:, None] * np.eye(bend.shape[1], dtype=bend.dtype)[None]
-    return found._replace(
-        value=found.value - cost,
+    # With vectors x = start + D z: the gradient is D' g, the information D' H D.
+    gradient = local.gradient - steepness
+    information = local.information + bend[:, None] * np.eye(bend.shape[1], dtype=bend.dtype)[None]
+    return local._replace(
+        value=local.value - cost,
         gradient=(gradient[:, None] @ directions)[:, 0],
         information=directions.swapaxes(1, 2) @ information @ directions,
     )
 
 
-def _advance(xp: ModuleType, race: _Race, found: Local, *, field: Field, directions: Float[Floats, "s p p"]) -> _Race:
-    """One round of all that are active; where none of a phase is any more, the next phase begins."""
+def _advance(xp: ModuleType, race: _Race, local: Local, *, field: Field, directions: Float[Floats, "s p p"]) -> _Race:
+    """One round of all active ascents; the next phase begins when no ascent of a phase is active any more."""
     is_isotropic = field.is_isotropic
     first, by_column, last = (xp.asarray(0 if each is None else each, race.starts.dtype) for each in field.tolerances)
     tolerance = xp.where(is_isotropic, xp.where(race.phase == _LAST, last, first), by_column)
     limit = xp.where(is_isotropic, *field.limits)
-    ascents = newton.advance(xp, race.ascents, found, race.active, tolerance)
+    ascents = newton.advance(xp, race.ascents, local, race.active, tolerance)
     heights, rounds = _heights(xp, ascents), race.rounds + 1
     goes_on = race.active & ~ascents.done & (ascents.steps < limit) & xp.isfinite(ascents.local.value)
     race = race._replace(ascents=ascents, rounds=rounds, active=goes_on)
@@ -227,9 +229,10 @@ def _advance(xp: ModuleType, race: _Race, found: Local, *, field: Field, directi
 def _worth(
     xp: ModuleType, race: _Race, heights: Float[Floats, " s"], field: Field, directions: Float[Floats, "s p p"]
 ) -> Bool[Floats, " s"]:
-    """The ascents that may reach the best of their kind, without those on the way to where a better one is."""
+    """The ascents that may reach the best of their kind and are not on the way to the place of a better one."""
     alike = field.is_isotropic[:, None] == field.is_isotropic[None]
     best = xp.max(xp.where(alike, heights[None], -np.inf), axis=1)
+    # value + hope * predicted gain + ALIKE >= best value
     may_reach = heights + field.hope * race.ascents.ahead + ALIKE >= best
     return may_reach & ~follow(xp, _places(race, directions), heights, race.ascents.ahead, alike)
 
@@ -237,17 +240,17 @@ def _worth(
 def _next_phase(
     xp: ModuleType, race: _Race, heights: Float[Floats, " s"], field: Field, directions: Float[Floats, "s p p"]
 ) -> _Race:
-    """The race as it is, or at the begin of the next phase if nobody runs any more."""
+    """The race as it is, or at the beginning of the next phase if no ascent runs any more."""
     number, further = field.isotropic.shape[0], field.by_column.shape[0]
     places = _places(race, directions)
     over = ~race.active.any()
     to_columns, to_last = over & (race.phase == _ISOTROPIC), over & (race.phase == _BY_COLUMN)
-    # By column: from the best isotropic ends, if there are any.
+    # Ascents by column begin at the best isotropic ends, if there are any.
     seeds, are_there = best_two(xp, places[:number], heights[:number], field.within)
     starts = xp.concatenate([race.starts[:number], seeds[: field.num_seeded], race.starts[number + field.num_seeded :]])
     runs = xp.concatenate([are_there[: field.num_seeded], xp.ones(further - field.num_seeded, bool)])
     begin = xp.concatenate([xp.zeros(number, bool), runs & field.runs_by_column])
-    # At last: the best isotropic one, unless one by column is better by far.
+    # The best isotropic ascent runs last, unless an ascent by column is better by far.
     best = xp.argmax(heights[:number])
     gains = xp.max(heights[number:]) > heights[best] + field.cost + _CLEAR
     ahead = race.ascents.ahead[best]
@@ -261,7 +264,7 @@ def _next_phase(
         starts=xp.where(to_columns & ~field.is_isotropic[:, None], starts, race.starts),
         active=active,
         rounds=xp.where(over, 0, race.rounds),
-        # Who does not begin is passed over.
+        # A phase in which no ascent begins is passed over in the next round.
         phase=xp.asarray(phase, np.int32),
     )
 
@@ -269,7 +272,7 @@ def _next_phase(
 def best_two(
     xp: ModuleType, places: Float[Floats, "s p"], heights: Float[Floats, " s"], within: float = np.inf
 ) -> tuple[Float[Floats, "2 p"], Bool[Floats, "2"]]:
-    """The best place and the best of those that differ from it, and whether they are there and so near to the best."""
+    """The best place and the best place apart from it, and whether each has a value `within` the best value."""
     best = xp.argmax(heights)
     apart = xp.max(abs(places - places[best][None]), axis=1) > SAME
     others = xp.where(apart, heights, -np.inf)
@@ -285,9 +288,10 @@ def follow(
     ahead: Float[Floats, " s"],
     alike: Bool[Floats, "s s"],
 ) -> Bool[Floats, " s"]:
-    """Whether an ascent is on its way to where a better one of its kind is.
+    """Whether each ascent is on its way to the place of a better ascent of its kind.
 
-    That is near to it, or as high without a gain ahead.
+    It is if the better one is near, or if the better one is hardly higher and the ascent itself predicts hardly any
+    gain.
     """
     gap = heights[None] - heights[:, None]
     better = alike & ((gap > 0) | ((gap == 0) & np.tri(heights.shape[0], k=-1, dtype=bool)))
@@ -305,6 +309,6 @@ def _along(directions: Float[Floats, "s p p"], moved: Float[Floats, "s p"]) -> F
 
 
 def _heights(xp: ModuleType, ascents: newton.Ascents) -> Float[Floats, " s"]:
-    """The values to compare: -inf where there is none, none yet, or one that makes no sense."""
+    """The values to compare: -inf if an ascent has no value, none yet, or a value that makes no sense."""
     known = xp.isfinite(ascents.local.value) & (ascents.steps >= 0) & ascents.local.makes_sense
     return xp.where(known, ascents.local.value, -np.inf)

@@ -1,4 +1,4 @@
-"""Known rows and hyperparameters as NumPy takes them: in float64, each squared exponential with its rows."""
+"""Known rows and hyperparameters for NumPy: in float64, with the rows of each squared exponential."""
 
 from typing import Any, NamedTuple
 
@@ -11,16 +11,16 @@ from jaxcal.gp.model import NOISE_FLOOR, Data, Model
 
 
 class Rows(NamedTuple):
-    """What a process of squared exponentials is fitted to.
+    """The data of a process of squared exponentials.
 
     Attributes:
         parts: the rows of every kernel, [n, d] each.
         widths: how many lengthscales every kernel has.
         targets: [n], of mean zero.
-        base_variance: as of `model.Data`, [n]; None where it gave none.
-        relative_noise: as of `model.Data`, [n]; None where it is equal.
-        log_noise: of noise that is known; None where it is learned.
-        eps: of the dtype in which the posterior is stored, whose rounding is among the noise.
+        base_variance: as of `model.Data`, [n]; None if the base has no variance.
+        relative_noise: as of `model.Data`, [n]; None if it is equal.
+        log_noise: the log of a known noise variance; None if it is learned.
+        eps: the eps of the dtype in which the posterior is stored; its rounding counts as noise.
     """
 
     parts: tuple[Float[np.ndarray, "n _"], ...]
@@ -47,11 +47,11 @@ class Rows(NamedTuple):
 
     @property
     def starts(self) -> Int[np.ndarray, " k"]:
-        """Where in a vector the kernels begin, and what is of the noise."""
+        """The positions in a vector at which each kernel begins, and then the noise."""
         return np.cumsum([0, *(1 + width for width in self.widths)])
 
     def kernels(self, vector: Float[np.ndarray, " p"]) -> list[gp_host.Part]:
-        """The kernels of a vector, with their rows."""
+        """The kernels with the hyperparameters of a vector, with their rows."""
         values = np.exp(vector)
         return [
             gp_host.Part(points, values[at], values[at + 1 : at + 1 + width])
@@ -60,14 +60,14 @@ class Rows(NamedTuple):
 
     @property
     def number(self) -> int:
-        """How many hyperparameters a vector has: of the kernels, and of the noise of every row."""
+        """How many hyperparameters of the kernels and of the rows' noise a vector has."""
         return int(self.starts[-1]) + (self.log_noise is None) + (self.base_variance is not None)
 
     def noise(self, vector: Float[np.ndarray, " p"], number: int) -> "NoiseAt":
-        """The noise of the rows, as `model.Model` has it.
+        """The noise of the rows, as in `model.Model`.
 
         Args:
-            vector: of hyperparameters, as of `Evidence`.
+            vector: the hyperparameters, as of `host.Evidence`.
             number: how many rows are factorized together.
         """
         n, starts = len(self.targets), self.starts
@@ -83,14 +83,15 @@ class Rows(NamedTuple):
         return NoiseAt(prior, learned, NOISE_FLOOR + learned + rounding * prior, relative, by_logit, rounding)
 
     def diagonal(self, vector: Float[np.ndarray, " p"], jitter: float, number: int) -> "Diagonal":
-        """What is on the covariance's diagonal beside the kernel.
+        """The noise and jitter on the covariance's diagonal.
 
         Args:
-            vector: as of `noise`, like the number of rows.
+            vector: as of `noise`.
             jitter: as a fraction of the prior variance.
-            number: of rows.
+            number: as of `noise`.
         """
         noise, starts = self.noise(vector, number), self.starts
+        # d/d log v = v (jitter + rounding relative), d/d log noise = noise relative, d/d logit = common by_logit
         derivatives = np.zeros((len(self.targets), len(vector)))
         variances = np.exp(vector[starts[:-1]])
         derivatives[:, starts[:-1]] = variances * (jitter + noise.rounding * noise.relative[:, None])
@@ -122,11 +123,12 @@ class NoiseAt(NamedTuple):
 
     Attributes:
         prior: the variance of the process.
-        learned: the variance of the noise alone.
+        learned: the variance of the noise, without its floor and without rounding.
         common: the mean variance of the noise, with its floor and with rounding.
-        relative: [n], the variance of every row's noise over the common one.
-        by_logit: [n], the derivative of `relative` by the logit of the fraction that follows the base's; or None.
-        rounding: of the common variance, a multiple of the variance of the process.
+        relative: [n], the variance of every row's noise over the common variance.
+        by_logit: [n], the derivative of `relative` by the logit of the fraction that follows the base's variance; or
+            None.
+        rounding: the part of the common variance for rounding, as a multiple of the variance of the process.
     """
 
     prior: float
@@ -143,12 +145,12 @@ class NoiseAt(NamedTuple):
 
 
 class Diagonal(NamedTuple):
-    """What is on a covariance's diagonal beside the kernel.
+    """The noise and jitter on a covariance's diagonal.
 
     Attributes:
-        values: [n], noise and jitter.
-        derivatives: [n, p], by every hyperparameter.
-        noise: of the rows.
+        values: [n], the noise and jitter.
+        derivatives: [n, p], the derivatives by every hyperparameter.
+        noise: the noise of the rows.
     """
 
     values: Float[np.ndarray, " n"]

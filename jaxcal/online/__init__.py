@@ -1,15 +1,15 @@
-"""Rows that come one after another: intervals that follow a change, and tests of whether there is one.
+"""Rows that come one after another: intervals that follow a change, and tests for a change.
 
-Online calibrators are states, which are never changed but replaced. They are made from calibration rows, give the
-interval of the next row, and take its target when it is known:
+An online calibrator is a state, which is replaced and never changed. It is made from calibration rows, gives the
+interval of the next row, and takes its target when it is known:
 
     state = jc.online.adaptive.init(base, y)           # ACI; init_aggregated for DtACI; pid.init for PID control
     lower, upper = state.interval(new_base)            # of rows whose targets are not known yet
     state, (lower, upper) = jc.online.step(state, row_base, row_y)    # one row, for lax.scan
     state, (lower, upper) = jc.online.run(state, new_base, new_y)     # many rows
 
-`check_errors` and `check_inputs` test whether new rows are exchangeable with the calibration rows, which is what the
-coverage guarantees of `conformal` rest on.
+`check_errors` and `check_inputs` test whether new rows are exchangeable with the calibration rows. The coverage
+guarantees of `conformal` need this.
 """
 
 from jaxcal.online import adaptive as adaptive

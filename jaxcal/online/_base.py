@@ -1,4 +1,4 @@
-"""What the online calibrators share: scores of past rows, the interval of a new one, a step and a run of many steps."""
+"""The common parts of online calibrators: scores of past rows, intervals of new rows, single steps and runs."""
 
 import abc
 
@@ -16,7 +16,7 @@ from jaxcal.functional import rounding
 
 
 class OnlineIntervals(eqx.Module):
-    """Intervals mean -+ s * scale, whose threshold s follows the rows that come one after another.
+    """Intervals mean -+ s * scale, whose threshold s adapts to the rows that come one after another.
 
     Attributes:
         recent: the scores of the last W rows [W], the oldest first.
@@ -32,21 +32,20 @@ class OnlineIntervals(eqx.Module):
 
     @abc.abstractmethod
     def updated(self, score: Float[Array, ""], missed: Bool[Array, ""]) -> "OnlineIntervals":
-        """What it is after a row of this score, which its interval missed or did not."""
+        """The state after a row with this score; `missed` says whether its interval missed its target."""
 
     def interval(self, base: Distribution) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
         """The ends (lower, upper) of the intervals of rows whose targets are not known yet.
 
-        An interval of all numbers is (-inf, inf). An empty one is (inf, -inf): no y has lower <= y <= upper. Other ends
-        are rounded outward (`functional.rounding`).
+        An interval of all numbers is (-inf, inf). An empty interval is (inf, -inf): no y has lower <= y <= upper. Other
+        ends are rounded outward (`functional.rounding`).
 
         Args:
             base: the model's predictions, [n].
 
         Raises:
             TypeError: if base is not a Distribution.
-            ValueError: if its mean or std is not finite; if it is a `Point` where scores are measured in predicted
-                stds.
+            ValueError: if its mean or std is not finite; if it is a `Point` and scores are measured in predicted stds.
         """
         return _intervals(self, *location_and_scale(base, self.scaled))
 
@@ -56,15 +55,15 @@ def step(
 ) -> tuple[OnlineIntervals, tuple[Float[Array, "..."], Float[Array, "..."]]]:
     """The interval of the next row, made before its target is used, and the state after its target is known.
 
-    To be scanned over rows: `lax.scan(lambda state, row: step(state, *row), state, (base, y))`, where every array of
-    base has a value for each row, as those of `Point`, `Normal` and `StudentT` have. `run` does it for any base.
+    It can be scanned over rows: `lax.scan(lambda state, row: step(state, *row), state, (base, y))`. For this, every
+    array of base needs a value for each row, as in `Point`, `Normal` and `StudentT`. `run` scans any base.
 
     Under a transformation a target that is NaN counts as missed, with an infinite score.
 
     Args:
-        state: made by `adaptive.init`, `adaptive.init_aggregated` or `pid.init`, or by the step before.
-        base: the model's prediction of one row: its mean has shape (1,), or () within a scan.
-        y: the target of the row: a number, or of shape (1,).
+        state: a state of `adaptive.init`, `adaptive.init_aggregated` or `pid.init`, or of the step before.
+        base: the model's prediction of one row. Its mean has shape (1,), or () within a scan.
+        y: the target of the row, a number or an array of shape (1,).
 
     Returns:
         the next state, and the interval (lower, upper) in the shape of base.mean.
@@ -145,7 +144,7 @@ def calibration_scores(
 
 
 def signed_errors(base: Distribution, y: ArrayLike, score: str | None) -> tuple[Float[Array, " l"], bool]:
-    """The errors of checked rows in the unit that the score asks for, and whether that is the predicted std."""
+    """The errors of checked rows in the unit of the score, and whether this unit is the predicted std."""
     y = _checks.as_vector("y", y)
     check_base(base, y.shape[0])
     scaled = is_scaled(score, base)
@@ -153,12 +152,12 @@ def signed_errors(base: Distribution, y: ArrayLike, score: str | None) -> tuple[
 
 
 def as_array(value: ArrayLike, dtype: np.dtype) -> Float[Array, "..."]:
-    """An option as an array that is part of a state; a known one without a program."""
+    """An option as an array that is part of a state; for a known option no program is compiled."""
     return jnp.asarray(value, dtype) if _checks.is_traced(value) else jax.device_put(np.asarray(value, dtype))
 
 
 def pushed(recent: Float[Array, " w"], score: Float[Array, ""]) -> Float[Array, " w"]:
-    """The last W scores after one more."""
+    """The last W scores after one more score."""
     return jnp.roll(recent, -1).at[-1].set(score)
 
 
@@ -187,6 +186,7 @@ def _step(
     loc, scale, y = loc.astype(dtype), scale.astype(dtype), y.astype(dtype).reshape(loc.shape)
     lower, upper = _intervals(state, loc, scale)
     missed = ~((lower <= y) & (y <= upper))
+    # |y - loc| / scale
     score = lax.stop_gradient(jnp.abs(in_scales(y, loc, scale)))
     score = jnp.where(jnp.isnan(score), jnp.inf, score)
     return state.updated(score[0], missed[0]), (lower, upper)

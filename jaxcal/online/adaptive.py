@@ -1,11 +1,11 @@
 """Adaptive conformal inference, ACI: the level of the interval rises after a miss and falls a little after a hit.
 
-The interval of row t holds the y whose score is at most the conformal quantile of the last W scores at level 1 - a_t,
-and a_{t+1} = a_t + gamma (a - err_t), where a is 1 - confidence_level and err_t is 1 if the interval missed, else 0
-(Gibbs and Candès 2021, eq. 2). The score of every new row replaces the oldest of the W scores.
+The interval of row t holds every y whose score is at most the last W scores' conformal quantile at level 1 - a_t. After
+the row, `a_{t+1} = a_t + gamma (a - err_t)` (Gibbs and Candès 2021, eq. 2). Here a is 1 - confidence_level, and err_t
+is 1 if the interval missed, else 0. The score of every new row replaces the oldest of the W scores.
 
 The best gamma depends on how fast the distribution of the scores changes. DtACI keeps one level for each of several
-gammas and takes their mean, with weights that fall with the pinball losses of the levels (Gibbs and Candès 2024).
+gammas and takes their weighted mean. The weights fall with the pinball losses of the levels (Gibbs and Candès 2024).
 """
 
 from collections.abc import Sequence
@@ -37,19 +37,19 @@ def init(
 ) -> "AdaptiveIntervals":
     """The state of ACI after calibration rows, which must not be rows that the model was trained on.
 
-    Of every sequence of T rows, whatever it is, the fraction that the intervals miss differs from
-    a = 1 - confidence_level by at most (max(a, 1 - a) + gamma) / (gamma T). If the rows are exchangeable, each interval
-    has about the coverage of split conformal prediction, and gamma makes it vary a little.
+    The fraction of misses in every sequence of T rows differs from a = 1 - confidence_level by at most `(max(a, 1 - a)
+    + gamma) / (gamma T)`. This holds without any assumption. If the rows are exchangeable, each interval has about the
+    coverage of split conformal prediction, and gamma makes it vary a little.
 
     Works under `jit` and, over runs of equal size, under `eqx.filter_vmap`.
 
     Args:
         base: the model's predictions of the calibration rows, [L].
         y: their targets [L], in the order of time.
-        confidence_level: that the intervals should cover with in the long run, in (0, 1).
-        step_size: gamma, positive. A larger one follows faster, and varies more.
-        score: "absolute", |y - mean|, or "scaled", |y - mean| / std; None for "scaled" where the base has a std.
-        window: W, how many of the last scores are kept; None for all L. New rows replace the oldest.
+        confidence_level: the coverage of the intervals in the long run, in (0, 1).
+        step_size: gamma, positive. With a larger gamma the intervals follow a change faster, and vary more.
+        score: "absolute", |y - mean|, or "scaled", |y - mean| / std; None for "scaled" if the base has a std.
+        window: W, how many of the last scores are kept; None for all L. New scores replace the oldest.
 
     Returns:
         a state for `jaxcal.online.step` and `jaxcal.online.run`.
@@ -90,7 +90,7 @@ def init_aggregated(
 ) -> "AggregatedIntervals":
     """The state of DtACI after calibration rows, which must not be rows that the model was trained on.
 
-    Each step size has the bound of `init`; their weighted mean has none that holds for every sequence. The paper
+    Each step size has the bound of `init`. Their weighted mean has no bound that holds for every sequence. The paper
     bounds its regret against the best level of any `horizon` rows in succession.
 
     Works under `jit` and, over runs of equal size, under `eqx.filter_vmap`.
@@ -98,7 +98,7 @@ def init_aggregated(
     Args:
         base: the model's predictions of the calibration rows, [L].
         y: their targets [L], in the order of time.
-        confidence_level: that the intervals should cover with in the long run, in (0, 1).
+        confidence_level: the coverage of the intervals in the long run, in (0, 1).
         step_sizes: gamma of every expert [k], positive.
         horizon: the number of rows over which the weights of the step sizes should be good.
         score: as of `init`.
@@ -111,7 +111,7 @@ def init_aggregated(
         TypeError, ValueError: as `init` does.
 
     Source: Gibbs and Candès, Conformal inference for online prediction with arbitrary distribution shifts, JMLR 25
-    (2024), Algorithm 1, with the mean of the levels in place of a level drawn at random.
+    (2024), Algorithm 1. The mean of the levels replaces a level drawn at random.
 
     Example:
         >>> import jax.numpy as jnp, jaxcal as jc
@@ -129,7 +129,7 @@ def init_aggregated(
 
 
 class _RankedIntervals(OnlineIntervals):
-    """Intervals by a quantile of the last scores, which are kept in order, too."""
+    """Intervals by a quantile of the last scores, which are also kept in increasing order."""
 
     recent: Float[Array, "*w"]
     table: Float[Array, "*w"]
@@ -137,7 +137,7 @@ class _RankedIntervals(OnlineIntervals):
     scaled: bool = eqx.field(static=True)
 
     def _after(self, score: Float[Array, ""], **moved: Float[Array, "..."]) -> Any:
-        """This state with the oldest score replaced, and with what has moved besides."""
+        """This state with the oldest score replaced, and with the moved fields."""
         table = quantiles.replace_in_sorted(self.table, self.recent[0], score)
         return replace(self, recent=pushed(self.recent, score), table=table, **moved)
 
@@ -149,7 +149,7 @@ class AdaptiveIntervals(_RankedIntervals):
         recent: the scores of the last W rows [W], the oldest first.
         table: the same in increasing order.
         alpha: 1 - the level of the next interval. At 0 and below the interval is infinite, at 1 and above it is empty.
-        confidence_level: of the long run.
+        confidence_level: the coverage in the long run.
         step_size: gamma.
         scaled: whether scores are |y - mean| / std, or |y - mean|.
     """
@@ -162,7 +162,7 @@ class AdaptiveIntervals(_RankedIntervals):
         return quantiles.empirical_quantile(self.table, 1 - self.alpha, "conformal")
 
     def updated(self, score: Float[Array, ""], missed: Bool[Array, ""]) -> "AdaptiveIntervals":
-        """After a row: the oldest score replaced, and alpha moved by gamma (1 - confidence_level - missed)."""
+        """The state after a row: alpha moves by gamma (1 - confidence_level - missed); a score is replaced."""
         error = 1 - self.confidence_level - missed.astype(self.alpha.dtype)
         return self._after(score, alpha=self.alpha + self.step_size * error)
 
@@ -173,9 +173,9 @@ class AggregatedIntervals(_RankedIntervals):
     Attributes:
         recent: the scores of the last W rows [W], the oldest first.
         table: the same in increasing order.
-        alphas: of every step size [k], as `AdaptiveIntervals.alpha`.
-        weights: of every step size [k], with sum 1.
-        confidence_level: of the long run.
+        alphas: the alpha of every step size [k], as in `AdaptiveIntervals`.
+        weights: the weight of every step size [k], with sum 1.
+        confidence_level: the coverage in the long run.
         step_sizes: gammas [k].
         eta: the learning rate of the weights.
         sigma: the fraction of the weights that is shared at each step.
@@ -198,15 +198,18 @@ class AggregatedIntervals(_RankedIntervals):
         return quantiles.empirical_quantile(self.table, 1 - self.alpha, "conformal")
 
     def updated(self, score: Float[Array, ""], missed: Bool[Array, ""]) -> "AggregatedIntervals":
-        """After a row: the oldest score replaced, every alpha moved by its own miss, and the weights by the losses.
+        """The state after a row: every alpha moves by its own miss, and the weights by the losses of the alphas.
 
-        The loss of an alpha is the pinball loss at beta, the largest alpha whose interval would have held y.
+        The oldest score is replaced. The loss of an alpha is the pinball loss at beta, the largest alpha whose interval
+        would have held y.
         """
         size, target = self.table.shape[0], 1 - self.confidence_level
         smaller = jnp.sum(self.table < score)
+        # beta = 1 - #{s < score} / (W + 1)
         beta = 1 - smaller.astype(score.dtype) / (size + 1)
         misses = smaller >= quantiles.empirical_rank(1 - self.alphas, size, "conformal")
         losses = scores.pinball(beta, self.alphas, target)
+        # a <- a + gamma (target - err), for each gamma
         alphas = self.alphas + self.step_sizes * (target - misses.astype(score.dtype))
         return self._after(
             score, alphas=alphas, weights=tracking.reweighted(self.weights, losses, self.eta, self.sigma)

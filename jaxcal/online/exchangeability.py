@@ -1,8 +1,8 @@
 """Is a coverage guarantee still true? Tests of whether new rows are exchangeable with the calibration rows.
 
-With targets, `check_errors`: a conformal test martingale over the scores of the new rows in the order of time.
-Without, `check_inputs`: whether a classifier can separate the new inputs from those of the calibration rows. Both
-return what was tested and found, and `print` says it in words.
+If the targets are known, `check_errors` runs a conformal test martingale over the scores of the new rows in the order
+of time. Without targets, `check_inputs` tests whether a classifier can separate the new inputs from the inputs of the
+calibration rows. Both return the test and its result, and `print` says them in words.
 """
 
 import dataclasses
@@ -36,30 +36,30 @@ def check_errors(
     martingale: martingales.Martingale | None = None,
     significance: float = 0.01,
 ) -> "ErrorCheck":
-    """Test whether the scores of new rows are exchangeable with those of the calibration rows, and with each other.
+    """Test whether the scores of new rows are exchangeable with the calibration rows' scores, and with each other.
 
-    Each new score gets a smoothed conformal p-value among the calibration scores and the new ones before it. A test
-    martingale bets on them. Its largest value is at least 1 / a with a probability of at most a, if all rows are
-    exchangeable: so the test may be repeated whenever rows have come, with the same key.
+    Each new score gets a smoothed conformal p-value among the calibration scores and the new scores before it. A test
+    martingale bets on these p-values. If all rows are exchangeable, its largest value is at least 1 / a with a
+    probability of at most a. So the test may be repeated whenever rows have come, with the same key.
 
     Args:
         base: the model's predictions of the calibration rows, [L].
         y: their targets [L].
         new_base: its predictions of the new rows, [n].
         new_y: their targets [n], in the order of time.
-        key: random key of the taus by which equal scores are ranked.
-        score: "absolute", |y - mean|, or "scaled", |y - mean| / std; None for "scaled" where the base has a std.
-        martingale: of `online.martingales`, before its first bet; None for `martingales.jumper()`.
+        key: random key for the taus, by which equal scores are ranked.
+        score: "absolute", |y - mean|, or "scaled", |y - mean| / std; None for "scaled" if the base has a std.
+        martingale: a martingale of `online.martingales`, before its first bet; None for `martingales.jumper()`.
         significance: a, the probability of a false alarm, in (0, 1).
 
     Returns:
-        what was found; `print` says it in words.
+        the result of the test; `print` says it in words.
 
     Raises:
-        TypeError: if a base is not a Distribution, or an array is traced: the result is known on the host only; if key
-            is no random key.
-        ValueError: if an argument is empty, not finite or of the wrong shape; if a base is a `Point` where scores are
-            measured in predicted stds; if base is out of fold; if the martingale has made a bet.
+        TypeError: if a base is not a Distribution, or key is no random key. Also if an array is traced, because the
+            result is known on the host only.
+        ValueError: if an argument is empty, not finite or of the wrong shape. Also if base is out of fold, or the
+            martingale has made a bet. Also if a base is a `Point` and scores are measured in predicted stds.
 
     Source: Vovk, Nouretdinov and Gammerman, ICML 2003; Vovk et al., COPA 2021.
 
@@ -71,7 +71,7 @@ def check_errors(
         >>> found = check_errors(zeros(300), noise[:300], zeros(300), noise[300:], key=jax.random.key(0))
         >>> print(found)
         The errors of 300 new rows were tested for exchangeability with those of 300 calibration rows: it is rejected.
-        The test martingale, which starts at 1, reached 100 after new row 142 and at most 3.1e+07; of exchangeable rows
+        The test martingale, which starts at 1, reached 100 after new row 142 and at most 3.1e+07. For exchangeable rows
         it reaches 100 with a probability of at most 1 %. The premise of a coverage guarantee is false for these rows:
         calibrate with recent rows.
     """
@@ -79,8 +79,8 @@ def check_errors(
     _checks.check_fraction("significance", significance)
     if getattr(base, "is_out_of_fold", False):
         raise ValueError(
-            "the calibration rows are predicted out of fold: by other models than the one that predicts new rows, so "
-            "that the errors of the two differ anyway. Give predictions of rows that were set aside."
+            "the calibration rows are predicted out of fold: by other models than the new rows, so that their errors "
+            "differ anyway. Give predictions of rows that were set aside."
         )
     errors, scaled = signed_errors(base, y, score)
     new_errors, _ = signed_errors(new_base, new_y, "scaled" if scaled else "absolute")
@@ -98,7 +98,7 @@ def check_errors(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ErrorCheck:
-    """What `check_errors` found.
+    """The result of `check_errors`.
 
     Args:
         num_calibration: the number of calibration rows.
@@ -117,7 +117,7 @@ class ErrorCheck:
 
     @property
     def p_value(self) -> float:
-        """An upper bound on the probability of so large a value, 1 / max M, if all rows are exchangeable."""
+        """1 / max M, an upper bound on the probability of a value this large if all rows are exchangeable."""
         return math.exp(-self.log_max)
 
     @property
@@ -127,12 +127,12 @@ class ErrorCheck:
 
     @property
     def first_alarm(self) -> int | None:
-        """The number of the first new row, from 0, after which the martingale was at least 1 / a; None if none was."""
+        """The first new row's number, from 0, after which the martingale was at least 1 / a; None if there is none."""
         reached = self.log_martingale >= -math.log(self.significance)
         return int(reached.argmax()) if reached.any() else None
 
     def __str__(self) -> str:
-        """What was tested and found, in plain words."""
+        """The test and its result, in plain words."""
         rows, largest = len(self.log_martingale), exponential(self.log_max)
         tested = (
             f"The errors of {rows} new rows were tested for exchangeability with those of {self.num_calibration} "
@@ -147,7 +147,7 @@ class ErrorCheck:
             )
         return (
             f"{tested}: it is rejected. The test martingale, which starts at 1, reached {threshold} after new row "
-            f"{self.first_alarm + 1} and at most {largest}; of exchangeable rows it reaches {threshold} with a "
+            f"{self.first_alarm + 1} and at most {largest}. For exchangeable rows it reaches {threshold} with a "
             f"probability of at most {100 * self.significance:g} %. The premise of a coverage guarantee is false for "
             "these rows: calibrate with recent rows."
         )
@@ -158,7 +158,7 @@ def _log_values(
     errors: Float[Array, " l"], new: Float[Array, " n"], martingale: martingales.Martingale, key: PRNGKeyArray
 ) -> Float[Array, " n"]:
     scores = jnp.abs(jnp.concatenate([errors, new.astype(errors.dtype)]))
-    # Of a row the same tau, however many rows follow.
+    # A row gets the same tau, however many rows follow.
     tau_of = lambda row: 1 - jax.random.uniform(jax.random.fold_in(key, row), (), scores.dtype)
     taus = jax.vmap(tau_of)(jnp.arange(scores.shape[0]))
     return lax.scan(martingales.step, martingale, p_values(scores, taus)[errors.shape[0] :])[1]
@@ -187,42 +187,42 @@ def check_inputs(
     folds: int = 5,
     significance: float = 0.01,
 ) -> "InputCheck":
-    """Test by a classifier whether new inputs are exchangeable with those of the calibration rows.
+    """Test by a classifier whether new inputs are exchangeable with the inputs of the calibration rows.
 
     All rows are divided into folds at random. Each fold but the first is scored by a classifier that was fitted to the
-    folds before it. Over these folds the AUC is the fraction of pairs of a new row and a calibration row, of one fold,
-    in which the new row has the higher score; equal scores are ordered at random.
+    folds before it. The AUC counts pairs of a new row and a calibration row in one of these folds. It is the fraction
+    of pairs in which the new row has the higher score; equal scores are ordered at random.
 
-    If the rows are exchangeable, all orders of the labels in a fold are equally likely, whatever the classifier before
-    it has learned. So the Mann-Whitney statistics of the folds are independent, with known mean and variance, and the
-    p-value is that of their sum under the normal distribution. (In ordinary cross-validation each fold trains the
-    classifiers of the others, and its statistics are not independent.)
+    If the rows are exchangeable, all orders of the labels in a fold are equally likely, whatever the classifier has
+    learned from the folds before. So the Mann-Whitney statistics of the folds are independent, with known mean and
+    variance. The p-value is the probability, by the normal distribution, of a sum of them this large. In ordinary
+    cross-validation each fold trains the classifiers of the others, and its statistics are not independent.
 
-    Copies of a row, and rows of one group, are no independent evidence. They stay in one fold, where a classifier that
-    was trained on the others cannot recognize them, and the variance is at least that of independent groups.
+    Copies of a row, and rows of one group, are no independent evidence. They stay in one fold, where a classifier
+    trained on the other folds cannot recognize them. The variance is at least the variance of independent groups.
 
     Args:
         x: inputs of the calibration rows [L, d]; a vector [L] is one column.
         new_x: inputs of the new rows [n, d].
-        key: random key of the folds, of the order of equal scores, and of the default classifier.
-        classifier: any of scikit-learn, with `decision_function` or `predict_proba`; None for extremely randomized
-            trees.
-        groups: labels [L] of rows that depend on each other, such as those of one patient. None takes rows with the
-            same inputs as a group, unless less than half of the rows differ: then the inputs have few values, and
-            every row is a group of its own.
-        new_groups: likewise of the new rows [n]; given with `groups`, or not at all.
-        folds: their number.
+        key: random key for the folds, the order of equal scores, and the default classifier.
+        classifier: any classifier of scikit-learn with `decision_function` or `predict_proba`; None for extremely
+            randomized trees.
+        groups: labels [L] of rows that depend on each other, such as the rows of one patient. None takes rows with the
+            same inputs as a group. But if less than half of the rows differ, the inputs have few values, and every row
+            is its own group.
+        new_groups: the labels of the new rows [n]; given together with `groups`, or not at all.
+        folds: the number of folds.
         significance: the probability of a false alarm, in (0, 1).
 
     Returns:
-        what was found; `print` says it in words.
+        the result of the test; `print` says it in words.
 
     Raises:
         TypeError: if key is no random key.
         ImportError: if scikit-learn is not installed.
         TypeError: if x or new_x is traced.
-        ValueError: if x or new_x is empty, not finite or of the wrong shape; if there are fewer rows or groups of
-            either kind than 2 * folds; if only one of `groups` and `new_groups` is given.
+        ValueError: if x or new_x is empty, not finite or of the wrong shape. Also if there are fewer rows or groups of
+            either kind than 2 * folds, or if only one of `groups` and `new_groups` is given.
 
     Source: Lopez-Paz and Oquab, Revisiting classifier two-sample tests, ICLR 2017, on classifiers as two-sample tests;
     Mann and Whitney, Annals of Mathematical Statistics 18 (1947), on the mean and the variance.
@@ -256,10 +256,11 @@ def check_inputs(
     for fold in range(1, folds):
         training, held_out = fold_of < fold, fold_of == fold
         scores = _scores(classifier, seed, rows[training], is_new[training], rows[held_out])
-        found = _rank_statistic(scores, is_new[held_out], groups[held_out], rng)
-        wins, pairs = wins + found.wins, pairs + found.pairs
-        excess, variance = excess + found.excess, variance + found.variance
-        group_variance += found.group_variance
+        statistic = _rank_statistic(scores, is_new[held_out], groups[held_out], rng)
+        wins, pairs = wins + statistic.wins, pairs + statistic.pairs
+        excess, variance = excess + statistic.excess, variance + statistic.variance
+        group_variance += statistic.group_variance
+    # z = excess / std; p = P(N(0, 1) > z) = erfc(z / sqrt(2)) / 2
     z = excess / math.sqrt(max(variance, group_variance)) if variance else 0.0
     return InputCheck(
         auc=wins / pairs if pairs else 0.5,
@@ -272,11 +273,11 @@ def check_inputs(
 
 @dataclasses.dataclass(frozen=True)
 class InputCheck:
-    """What `check_inputs` found.
+    """The result of `check_inputs`.
 
     Args:
         auc: the area under the curve of the classifier, out of fold: 0.5 by chance, 1 if it recognizes every new row.
-        p_value: the probability of so large an AUC if the rows are exchangeable.
+        p_value: the probability of an AUC this large if the rows are exchangeable.
         num_calibration: the number of calibration rows.
         num_new: the number of new rows.
         significance: the probability of a false alarm.
@@ -294,27 +295,27 @@ class InputCheck:
         return self.p_value <= self.significance
 
     def __str__(self) -> str:
-        """What was tested and found, in plain words."""
+        """The test and its result, in plain words."""
         tested = (
             f"The inputs of {self.num_new} new rows were tested for exchangeability with those of "
             f"{self.num_calibration} calibration rows"
         )
-        found = (
+        accuracy = (
             f"A classifier of new rows and calibration rows has an AUC of {self.auc:.3f} out of fold, where 0.5 is "
             f"chance (p = {self.p_value:.2g})."
         )
         if self.alarm:
             return (
-                f"{tested}: it is rejected. {found} The premise of a coverage guarantee is false for these rows: "
+                f"{tested}: it is rejected. {accuracy} The premise of a coverage guarantee is false for these rows: "
                 "calibrate with recent rows, or with weights."
             )
-        return f"{tested}: no evidence against it. {found} The targets were not tested: the errors may have changed."
+        return f"{tested}: no evidence against it. {accuracy} The targets were not tested: the errors may have changed."
 
 
 class _RankStatistic(NamedTuple):
-    """Of one fold: the pairs that the new row wins, all pairs, and the rank sum's excess over its mean.
+    """The statistic of one fold: the pairs that the new row wins, all pairs, and the rank sum's excess over its mean.
 
-    The variance of the excess is that of independent rows, and that of independent groups.
+    The excess has two variances: one if the rows are independent, one if the groups are independent.
     """
 
     wins: float
@@ -335,10 +336,11 @@ def _rank_statistic(
     ranks = np.empty(size)
     ranks[np.lexsort((rng.random(size), scores))] = np.arange(size)
     centered = ranks - (size - 1) / 2
-    # The excess is a sum over rows, so that groups add squares of their sums.
+    # The excess is a sum over rows. The variance of independent groups is the sum of the squares of their sums.
     parts = (is_new - number / size) * centered
     of_groups = np.bincount(groups, weights=parts)
     excess = float(parts.sum())
+    # Mann-Whitney: `U = excess + m (N - m) / 2` and `Var U = m (N - m) (N + 1) / 12`, for m new rows among N.
     return _RankStatistic(excess + pairs / 2, pairs, excess, pairs * (size + 1) / 12, float((of_groups**2).sum()))
 
 
@@ -355,7 +357,10 @@ def _groups(rows: np.ndarray, is_new: np.ndarray, groups: ArrayLike | None, new_
 
 
 def _scores(classifier: Any, seed: int, x: np.ndarray, is_new: np.ndarray, held_out: np.ndarray) -> np.ndarray:
-    """What a classifier that is fitted to rows gives to others: higher for new ones. Zeros if all are of one kind."""
+    """The scores of held-out rows by a classifier that is fitted to others, higher for new rows.
+
+    They are zeros if all rows of the fit are of one kind.
+    """
     with needed("scikit-learn", "'jaxcal[sklearn]'"):
         from sklearn.base import clone
         from sklearn.ensemble import ExtraTreesClassifier

@@ -1,15 +1,15 @@
 """Conformal test martingales: is each new score exchangeable with those before it?
 
-Every score gets a smoothed conformal p-value among those before it. While all are exchangeable the p-values are
-independent and uniform, and the capital of a player who bets on them, starting with 1, ever reaches 1 / a with a
-probability of at most a (Ville's inequality), however often one looks. When they are not, p-values become small, or
-large, and the capital grows.
+Every score gets a smoothed conformal p-value among the scores before it. If all scores are exchangeable, the p-values
+are independent and uniform. A player with capital 1 bets on them. The capital ever reaches 1 / a with a probability of
+at most a (Ville's inequality), however often it is checked. If the scores are not exchangeable, p-values become small,
+or large, and the capital grows.
 
     past, p = p_value(past, score, tau)          # tau: uniform on (0, 1], a new one for every score
     martingale, log_value = step(martingale, p)  # log_value >= log(1 / a): an alarm
 
 `functional.martingales.p_values` gives the p-values of a whole sequence, in O(n log n). `jaxcal.online.check_errors`
-does all in one call and says in words what was found.
+does all in one call, and says the result in words.
 
 Source: Vovk, Nouretdinov and Gammerman, Testing exchangeability on-line, ICML 2003; Vovk, Petej, Nouretdinov, Ahlberg,
 Carlsson and Gammerman, Retrain or not retrain: conformal test martingales for change-point detection, COPA 2021.
@@ -32,8 +32,8 @@ from jaxcal.online._base import as_array
 def jumper(jump: ArrayLike = 0.01) -> "Martingale":
     """The simple jumper: three strategies, which bet on small p-values, on large ones, or not at all.
 
-    The factors are 1 + a (p - 1/2) with a = -1, 0, 1. Before each bet a fraction of all capital is divided among the
-    three anew, so that the martingale can follow a change that comes late.
+    The factors are 1 + a (p - 1/2) with a = -1, 0, 1. Before each bet a fraction of all capital is divided equally
+    among the three, so that the martingale can follow a late change.
 
     Args:
         jump: J, the fraction, in [0, 1).
@@ -58,12 +58,13 @@ def jumper(jump: ArrayLike = 0.01) -> "Martingale":
 def mixture(bet: str = "power", num_strategies: int = 20) -> "Martingale":
     """The mean of the capitals of many strategies that never exchange capital: a mixture over their parameter a.
 
-    The parameters are the midpoints of equal parts of (0, 1) for "power", factors a p^(a - 1), which bet on small
-    p-values; of (-2, 2) for "linear", factors 1 + a (p - 1/2), which bet on small or on large ones.
+    The factors of "power" are a p^(a - 1), which bet on small p-values. Here a runs over the midpoints of equal parts
+    of (0, 1). The factors of "linear" are 1 + a (p - 1/2), which bet on small or on large p-values. Here a runs over
+    the midpoints of equal parts of (-2, 2).
 
     Args:
         bet: "power" or "linear".
-        num_strategies: k.
+        num_strategies: k, the number of strategies.
 
     Raises:
         ValueError: if an option is not allowed.
@@ -87,11 +88,11 @@ class Martingale(eqx.Module):
     Logarithms are kept, since capitals grow and fall exponentially.
 
     Attributes:
-        log_capitals: of every strategy [k]; their sum starts at 1.
-        log_max: of the largest sum so far, that at the start being among them.
-        parameters: a of every strategy [k].
-        jump: the fraction of the capital that is shared before each bet.
-        bet: what the strategies do, "linear" or "power".
+        log_capitals: the log capital of every strategy [k]; the capitals' sum starts at 1.
+        log_max: the log of the largest sum so far, with the sum at the start.
+        parameters: the parameter a of every strategy [k].
+        jump: the fraction of the capital that is divided before each bet.
+        bet: the bet of the strategies, "linear" or "power".
     """
 
     log_capitals: Float[Array, "*k"]
@@ -106,7 +107,7 @@ def step(martingale: Martingale, p: Float[ArrayLike, ""]) -> tuple[Martingale, F
     """The martingale after one p-value, and the logarithm of its value; to be scanned over p-values.
 
     Args:
-        martingale: made by `jumper` or `mixture`, or by the step before.
+        martingale: a martingale of `jumper` or `mixture`, or of the step before.
         p: in (0, 1].
 
     Example:
@@ -115,6 +116,7 @@ def step(martingale: Martingale, p: Float[ArrayLike, ""]) -> tuple[Martingale, F
         7.2e+13
     """
     p = jnp.asarray(p, martingale.log_capitals.dtype)
+    # The capitals are multiplied by the factors of the bets; the martingale is their sum.
     log_factors = martingales.log_bets(martingale.bet, martingale.parameters, p)
     log_capitals = martingales.log_capitals_after(martingale.log_capitals, log_factors, martingale.jump)
     log_value = jax.scipy.special.logsumexp(log_capitals)
@@ -124,11 +126,11 @@ def step(martingale: Martingale, p: Float[ArrayLike, ""]) -> tuple[Martingale, F
 
 
 def history(scores: ArrayLike, capacity: int) -> "History":
-    """The scores that the p-values of new ones are taken among.
+    """The scores among which the p-values of new scores are taken.
 
     Args:
-        scores: of calibration rows [L], in any order.
-        capacity: of how many scores there will be room, L and those of all new rows: arrays must not grow.
+        scores: the scores of calibration rows [L], in any order.
+        capacity: the most scores, L and all new rows, because arrays cannot grow.
 
     Raises:
         ValueError: if the scores are empty, not finite or no vector, or there are more than the capacity.
@@ -143,7 +145,7 @@ class History(eqx.Module):
 
     Attributes:
         scores: [capacity].
-        count: how many there are.
+        count: how many scores there are.
     """
 
     scores: Float[Array, "*capacity"]
@@ -153,15 +155,15 @@ class History(eqx.Module):
 def p_value(past: History, score: ArrayLike, tau: ArrayLike) -> tuple[History, Float[Array, ""]]:
     """The scores with a new one among them, and its smoothed conformal p-value; to be scanned over scores and taus.
 
-    It is that of `functional.martingales.p_values`, at a cost of O(capacity) for each score.
+    The p-value is the same as by `functional.martingales.p_values`, at a cost of O(capacity) for each score.
 
     Args:
-        past: made by `history`, or by the step before.
-        score: of the new row; NaN, of a target that is not known, counts as infinite.
+        past: a result of `history`, or of the call before.
+        score: the score of the new row. NaN, the score of an unknown target, counts as infinite.
         tau: uniform on (0, 1], a new one for every score.
 
     Returns:
-        the new history, and the p-value. Under a transformation it is NaN where there was no room left.
+        the new history, and the p-value. Under a transformation the p-value is NaN if there was no room left.
 
     Raises:
         ValueError: if it is known that there is no room left.
@@ -182,7 +184,8 @@ def _p_value(past: History, score: ArrayLike, tau: ArrayLike) -> tuple[History, 
     dtype = past.scores.dtype
     score = jnp.asarray(score, dtype)
     score = jnp.where(jnp.isnan(score), jnp.inf, score)
-    # Comparisons with the NaN of free places are false.
+    # Comparisons with NaN, which is in free places, are false.
+    # Then `p = (#{s > score} + tau #{s = score}) / (count + 1)`, with the new score among the equal ones.
     larger, equal = jnp.sum(past.scores > score), 1 + jnp.sum(past.scores == score)
     p = (larger.astype(dtype) + jnp.asarray(tau, dtype) * equal.astype(dtype)) / (past.count + 1).astype(dtype)
     scores = past.scores.at[past.count].set(score, mode="drop")

@@ -1,11 +1,11 @@
-"""Conformal PID control: the threshold of the scores itself is controlled, by the misses so far.
+"""Conformal PID control: the misses so far control the threshold of the scores itself.
 
-The interval of row t holds the y whose score is at most s_t = q_t + r_t(x_t) + g_t:
+The interval of row t holds every y whose score is at most s_t = q_t + r_t(x_t) + g_t:
 
-- P, quantile tracking: q_{t+1} = q_t + eta_t (err_t - a), with a = 1 - confidence_level, err_t = 1 for a miss, else 0,
-  and eta_t a fraction of the largest of the last W scores.
-- I, error integration: x_t is the number of misses less a t, and r_t `functional.tracking.saturated_integral`. Where
-  misses become too many it is infinite, where they become too few -infinite.
+- P, quantile tracking: `q_{t+1} = q_t + eta_t (err_t - a)`, with a = 1 - confidence_level. Here err_t is 1 for a miss,
+  else 0, and eta_t is a fraction of the largest of the last W scores.
+- I, error integration: x_t is the number of misses less a t, and r_t is `functional.tracking.saturated_integral`. With
+  too many misses r_t is infinite, and with too few it is -infinite.
 - D, scorecasting: g_t is a forecast of the score from the last W scores, by a function that the user gives.
 
 Source: Angelopoulos, Candès and Tibshirani, Conformal PID control for time series prediction, NeurIPS 2023.
@@ -41,29 +41,29 @@ def init(
 ) -> "ControlledIntervals":
     """The state of conformal PID control after calibration rows, which must not be rows that the model was trained on.
 
-    Of every sequence of T >= 3 rows, whatever it is and whatever P and D do, the number that the intervals miss differs
-    from (1 - confidence_level) T by at most C (pi / 2) (T + 1) / log(T + 1) + 1, with C the saturation.
+    The number of misses in every sequence of T >= 3 rows differs from (1 - confidence_level) T by at most `C (pi / 2)
+    (T + 1) / log(T + 1) + 1`. Here C is the saturation. This holds without any assumption, and for every P and D.
 
     Works under `jit` and, over runs of equal size, under `eqx.filter_vmap`.
 
     Args:
         base: the model's predictions of the calibration rows, [L].
         y: their targets [L], in the order of time.
-        confidence_level: that the intervals should cover with in the long run, in (0, 1).
+        confidence_level: the coverage of the intervals in the long run, in (0, 1).
         learning_rate: eta_t as a fraction of the largest of the last W scores, positive.
         gain: K of the integral, in the unit of the scores, positive; None for the largest calibration score.
-        saturation: C of the integral, positive. A smaller one has a tighter bound, and intervals that vary more.
+        saturation: C of the integral, positive. With a smaller C the bound is tighter, and the intervals vary more.
         scorecaster: gives g from the last W scores [W], the oldest first; a function of JAX. None for g = 0.
-        score: "absolute", |y - mean|, or "scaled", |y - mean| / std; None for "scaled" where the base has a std.
-        window: W, how many of the last scores are kept; None for all L. New rows replace the oldest.
+        score: "absolute", |y - mean|, or "scaled", |y - mean| / std; None for "scaled" if the base has a std.
+        window: W, how many of the last scores are kept; None for all L. New scores replace the oldest.
 
     Returns:
         a state for `jaxcal.online.step` and `jaxcal.online.run`.
 
     Raises:
         TypeError: if base is not a Distribution.
-        ValueError: if y or base is empty, not finite, of the wrong shape or length; if an option is not allowed; if all
-            calibration scores are 0 and no gain is given.
+        ValueError: if y or base is empty, not finite, of the wrong shape or length. Also if an option is not allowed,
+            or all calibration scores are 0 and no gain is given.
 
     Source: section 2 of the paper; the bound follows from its proposition on error integration.
 
@@ -90,9 +90,9 @@ class ControlledIntervals(OnlineIntervals):
     Attributes:
         recent: the scores of the last W rows [W], the oldest first.
         tracked: q, the part of the threshold that quantile tracking moves.
-        num_rows: t, of the rows since the calibration.
-        num_missed: how many of them the intervals missed.
-        confidence_level: of the long run.
+        num_rows: t, the number of rows since the calibration.
+        num_missed: how many of these rows the intervals missed.
+        confidence_level: the coverage in the long run.
         learning_rate: eta as a fraction of the largest of the last W scores.
         gain: K of the integral.
         saturation: C of the integral.
@@ -114,13 +114,15 @@ class ControlledIntervals(OnlineIntervals):
     def threshold(self) -> Float[Array, ""]:
         """The sum of the three parts, q + r + g."""
         dtype = self.tracked.dtype
+        # x_t = number of misses - a t
         excess = self.num_missed.astype(dtype) - (1 - self.confidence_level) * self.num_rows.astype(dtype)
         integral = tracking.saturated_integral(excess, self.num_rows, self.gain, self.saturation)
         return self.tracked + integral + _forecast(self.scorecaster, self.recent)
 
     def updated(self, score: Float[Array, ""], missed: Bool[Array, ""]) -> "ControlledIntervals":
-        """After a row: the oldest score replaced, q moved, and the row counted."""
+        """The state after a row: the oldest score is replaced, q moves, and the row is counted."""
         finite = linalg.finite_part(self.recent)
+        # q <- q + eta (err - a)
         error = missed.astype(self.tracked.dtype) - (1 - self.confidence_level)
         return replace(
             self,
@@ -135,9 +137,9 @@ class ControlledIntervals(OnlineIntervals):
 def _controlled(
     recent: Float[Array, " w"], level: Float[Array, ""], scorecaster: Callable | None, scaled: bool, **numbers: Array
 ) -> ControlledIntervals:
-    """The state before the first row, with the learning rate, the saturation and, where it is given, the gain."""
+    """The state before the first row, with the learning rate, the saturation and, if it is given, the gain."""
     largest = linalg.finite_part(recent).max()
-    # The conformal quantile, where the rows are enough for it.
+    # The conformal quantile; the largest score if there are too few rows for the quantile.
     quantile = jnp.minimum(quantiles.empirical_quantile(jnp.sort(recent), level, "conformal"), largest)
     return ControlledIntervals(
         recent=recent,

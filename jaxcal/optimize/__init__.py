@@ -1,4 +1,4 @@
-"""Minibatch training with early stopping, L-BFGS, and many runs at once: a whole fit is one compiled loop."""
+"""Minibatch training with early stopping, L-BFGS, and many runs at once; a whole fit is one compiled loop."""
 
 from jaxcal.optimize.batching import each_run as each_run
 from jaxcal.optimize.batching import first_finite as first_finite

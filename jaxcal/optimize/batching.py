@@ -1,4 +1,4 @@
-"""Many runs of a whole fit, and several attempts at one, inside of one compiled program."""
+"""Many runs of a whole fit, and several attempts at one fit, inside one compiled program."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -21,24 +21,24 @@ T = TypeVar("T")
 
 
 def first_finite(attempt: Callable[..., PyTree], tries: int, *args: PyTree) -> PyTree:
-    """The result of attempt(*args, 0), or of the first of attempt(*args, 1), ... that does not end in NaN.
+    """The first result among attempt(*args, 0), attempt(*args, 1), ... that is not NOT_FINITE, or the last one.
 
     Args:
-        attempt: gives a record, one of whose arrays is its `result`, a value of `Result`.
-        tries: how often at most.
-        args: of every attempt, before its number.
+        attempt: gives a record with a field `result`, a value of `Result`.
+        tries: the most attempts.
+        args: the arguments of every attempt, before its number.
     """
     run = _ArraysOut(partial(attempt, *args), (None,))
 
     def failed(state):
-        tried, found = state
-        return (tried < tries) & (found.result == Result.NOT_FINITE)
+        tried, record = state
+        return (tried < tries) & (record.result == Result.NOT_FINITE)
 
     def again(state):
         tried, _ = state
         return tried + 1, carried(traced((tried,)))
 
-    traced = jax.jit(run)  # once, not here and in the loop
+    traced = jax.jit(run)  # traced once, not here and in the loop
     shapes = jax.eval_shape(traced, (jnp.int32(0),))
     nothing = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
     nothing = eqx.tree_at(lambda n: n.result, nothing, jnp.full_like(nothing.result, Result.NOT_FINITE))
@@ -48,17 +48,17 @@ def first_finite(attempt: Callable[..., PyTree], tries: int, *args: PyTree) -> P
 def over_runs(fun: Callable[..., PyTree], *, mesh: Mesh | None = None) -> Callable[..., PyTree]:
     """`fun` over the leading axis of its array arguments: one run after another on a CPU, else all in one `vmap`.
 
-    On a CPU a vmap of an optimizer gains nothing: every run waits for the slowest line search; and a loop over batched
-    Cholesky factorizations can hang for ever where XLA has two threads. On an accelerator it is what fills the device.
-    It can be differentiated if `fun` can. Arguments that are not arrays are shared by all runs, and so is what `fun`
-    closes over.
+    On a CPU a vmap of an optimizer gains nothing, because every run waits for the slowest line search. And a loop over
+    batched Cholesky factorizations can hang forever if XLA has two threads. On an accelerator the vmap fills the
+    device. The result can be differentiated if `fun` can. All runs share the arguments that are not arrays, and the
+    values that `fun` closes over.
 
-    Meant for use inside of a jitted function: outside, every call compiles anew.
+    Meant for use inside a jitted function: outside, every call compiles anew.
 
     Args:
-        fun: a run; what it gives may hold arrays and anything else that is the same for all runs.
-        mesh: devices over which the runs are spread, as evenly as they go: every device does its own, and none waits
-            for another. The results stay where they are. None for wherever the arguments are.
+        fun: a run. Its result may hold arrays, and anything else that is the same for all runs.
+        mesh: the devices over which the runs are divided as evenly as possible. Every device does its own runs, and
+            none waits for another. The results stay on these devices. None for the devices of the arguments.
 
     Returns:
         a function of arrays with an axis of runs before their own, and of anything else; its results have that axis.
@@ -88,29 +88,29 @@ def over_runs(fun: Callable[..., PyTree], *, mesh: Mesh | None = None) -> Callab
 
 
 def each_run(run: Callable[..., T], shared: tuple, own: Sequence[tuple], *, label: str, slots: int) -> T:
-    """What a run gives for each of some arguments, stacked along a leading axis; for known arrays.
+    """The results of a run for several arguments, stacked along a leading axis; for known arrays.
 
-    On a CPU the host goes from run to run, and reports. What it calls there are the small programs of a run, which
+    On a CPU the host makes one run after the other, and reports progress. It calls the small programs of a run, which
     all runs share. Elsewhere one program does all runs at once.
 
     Args:
-        run: a function of the shared arguments and of its own ones; one at module level compiles once.
-        shared: what is the same for all runs.
-        own: what each run has for itself, pytrees of one structure whose arrays have the same shapes.
-        label: of the work.
-        slots: for how many runs the one program is made; it does the first run again in place of those that lack.
+        run: a function of the shared arguments and of a run's own arguments. At module level it compiles once.
+        shared: the arguments that are the same for all runs.
+        own: the arguments of each run, pytrees of one structure whose arrays have the same shapes.
+        label: the name of the work in progress reports.
+        slots: the number of runs of the one program. It repeats the first run if there are fewer.
     """
     with progress.work(label, len(own)) as work:
         if not can_be_filled(shared, own):
             whole = [*own, *[own[0]] * (slots - len(own))]
-            found = _all_runs(run, shared, jax.tree.map(lambda *leaves: jnp.stack(leaves), *whole))
+            results = _all_runs(run, shared, jax.tree.map(lambda *leaves: jnp.stack(leaves), *whole))
             work.report(len(own))
-            return jax.tree.map(lambda leaf: leaf[: len(own)], found)
-        found = []
+            return jax.tree.map(lambda leaf: leaf[: len(own)], results)
+        results = []
         for each in own:
-            found.append(run(*shared, *each))
+            results.append(run(*shared, *each))
             work.advance()
-    return stacked(found)
+    return stacked(results)
 
 
 @_programs.jit
@@ -119,9 +119,9 @@ def _all_runs(run: Callable, shared: tuple, own: tuple) -> PyTree:
 
 
 def _spread(of_device: Callable[[PyTree], PyTree], arrays: PyTree, mesh: Mesh) -> PyTree:
-    """A function of arrays with an axis of runs, of every device's part of the runs.
+    """`of_device` of every device's part of the runs, joined along the axis of runs.
 
-    Some runs are repeated where they do not make up equal parts.
+    Some runs are repeated if they cannot be divided into equal parts.
     """
     lengths = {a.shape[:1] for a in jax.tree.leaves(arrays)}
     if len(lengths) != 1 or lengths == {()}:
@@ -130,10 +130,10 @@ def _spread(of_device: Callable[[PyTree], PyTree], arrays: PyTree, mesh: Mesh) -
     numbers = np.arange(-(-number // mesh.size) * mesh.size)
     if len(numbers) > number:
         arrays = jax.tree.map(lambda a: a[numbers % number], arrays)
-    if AxisType.Explicit in mesh.axis_types:  # as `jax.make_mesh` gives them
+    if AxisType.Explicit in mesh.axis_types:  # as in meshes of `jax.make_mesh`
         mesh = Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * mesh.devices.ndim)
     runs = PartitionSpec(mesh.axis_names)
-    # Every result is that of a device's own runs, so that there is nothing to check; and the check refuses a loop of
+    # Every result belongs to a device's own runs, so that there is nothing to check. And the check refuses a loop of
     # `fun` that begins with a constant.
     spread = jax.shard_map(of_device, mesh=mesh, in_specs=runs, out_specs=runs, check_vma=False)
     return jax.tree.map(lambda a: a[:number], jax.jit(spread)(arrays))
@@ -142,9 +142,9 @@ def _spread(of_device: Callable[[PyTree], PyTree], arrays: PyTree, mesh: Mesh) -
 def one_run_at_a_time(fun: Callable[..., PyTree]) -> Callable[..., PyTree]:
     """`fun`, with the rule that a `vmap` of it becomes `over_runs`.
 
-    XLA's CPU client with a pool of two threads can hang for ever in a batched loop that holds a line search over
-    Cholesky factorizations. With this around the loop, `vmap` is safe on every device. Arguments that are not arrays
-    are shared by all runs.
+    XLA's CPU client with a pool of two threads can hang forever in a batched loop with a line search over Cholesky
+    factorizations. With this function around the loop, `vmap` is safe on every device. All runs share the arguments
+    that are not arrays.
     """
 
     def guarded(*args: PyTree) -> PyTree:
@@ -174,7 +174,7 @@ def _with_rule(run: Callable[..., PyTree]) -> Callable[..., PyTree]:
 
 
 class _ArraysOut:
-    """A function of one tuple of arrays, and to arrays; what else it gives, the same in every call, is kept."""
+    """A function from one tuple of arrays to arrays; its other results, the same in every call, are kept."""
 
     def __init__(self, fun: Callable[..., PyTree], static: PyTree):
         self.fun, self.static, self.rest = fun, static, None
@@ -184,5 +184,5 @@ class _ArraysOut:
         return out
 
     def whole(self, arrays: PyTree) -> PyTree:
-        """What the function gave, with these arrays."""
+        """The function's result, with these arrays."""
         return eqx.combine(arrays, self.rest)

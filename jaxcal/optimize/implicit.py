@@ -1,9 +1,9 @@
-"""An optimum as a function of what it depends on: its derivatives by the implicit function theorem.
+"""An optimum as a function of the loss's arguments, with derivatives by the implicit function theorem.
 
-Where the gradient g of a loss is 0, and its Hessian H is positive definite, the optimum moves by -H^-1 dg when what the
-loss depends on moves. That is true of the optimum itself, not of where an optimizer stops short of it: the last digits
-are taken first. A direction along which the loss hardly bends, as of a hyperparameter on its way to where it has no
-effect, has no optimum to speak of; in it the place is held.
+Let the gradient g of a loss be 0 and its Hessian H be positive definite. If the arguments of the loss change, the
+optimum moves by -H^-1 dg. This is true of the optimum itself, not of a place where an optimizer stops short of it. So
+the last digits are optimized first. In some directions the loss has hardly any curvature, and so no clear optimum. An
+example is a hyperparameter on its way to where it has no effect. The place does not move in these directions.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from jaxcal._checks import is_traced
 from jaxcal.optimize.batching import one_run_at_a_time
 from jaxcal.optimize.result import Result, select
 
-# So many Newton steps are made at most with one Hessian, cut to no less than this fraction, and so many Hessians taken.
+# The most Newton steps with one Hessian, the fraction of a step below which they end, and the most Hessians.
 _STEPS, _SHORTEST, _HESSIANS = 10, 0.01, 5
 
 T = TypeVar("T")
@@ -35,34 +35,34 @@ def as_function(
     result: Int[Array, ""],
     least_curvature: ArrayLike,
 ) -> tuple[Float[Array, " p"], Int[Array, ""]]:
-    """The optimum next to where a search has stopped, as a function of arguments, and how it ended.
+    """The optimum next to the end of a search, as a function of arguments, and how the search ended.
 
-    Its derivatives are NaN, the place is the start and the result not CONVERGED where it is none.
+    If there is no optimum, the place is the start, its derivatives are NaN, and the result is not CONVERGED.
 
     Args:
         loss_of: gives the loss for the arguments.
-        near_of: gives a place for the arguments, held constant, to which an optimizer with a tight tolerance has gone.
+        near_of: gives the end of an optimizer with a tight tolerance, for the arguments held constant.
         args: arrays, and pytrees of them.
-        start: where the search has stopped, a constant.
+        start: the place where the search has stopped, a constant.
         result: how the search ended, a value of `Result`.
-        least_curvature: of the loss, below which a direction is held.
+        least_curvature: the curvature of the loss below which a direction is held.
     """
     converged = result == Result.CONVERGED
 
     def last_digits(*args: PyTree) -> Stationary:
-        found = polish(loss_of(*args), near_of(*args), least_curvature)
-        is_optimum = converged & found.is_optimum
-        return Stationary(jnp.where(is_optimum, found.place, start), is_optimum)
+        polished = polish(loss_of(*args), near_of(*args), least_curvature)
+        is_optimum = converged & polished.is_optimum
+        return Stationary(jnp.where(is_optimum, polished.place, start), is_optimum)
 
-    # What it closes over are arguments, too: `one_run_at_a_time` must know of all that differs from run to run.
+    # Arrays in its closure become arguments, too: `one_run_at_a_time` must know all that differs from run to run.
     last_digits = eqx.filter_closure_convert(last_digits, *args)
-    found = one_run_at_a_time(lambda run, *args: run(*args))(*as_constants((last_digits, *args)))
-    place = at_optimum(loss_of(*args), found, least_curvature)
-    return place, jnp.where(converged & ~found.is_optimum, Result.STEP_LIMIT, result)
+    stationary = one_run_at_a_time(lambda run, *args: run(*args))(*as_constants((last_digits, *args)))
+    place = at_optimum(loss_of(*args), stationary, least_curvature)
+    return place, jnp.where(converged & ~stationary.is_optimum, Result.STEP_LIMIT, result)
 
 
 class Stationary(NamedTuple):
-    """Where a loss is least.
+    """A minimum of a loss.
 
     Attributes:
         place: [p].
@@ -76,12 +76,12 @@ class Stationary(NamedTuple):
 def polish(loss: Loss, near: Float[Array, " p"], least_curvature: ArrayLike) -> Stationary:
     """The optimum next to a place, to the last digits, by Newton steps.
 
-    Meant for use inside of `one_run_at_a_time`, as `minimize`.
+    Meant for use inside `one_run_at_a_time`, as is `minimize`.
 
     Args:
-        loss: what is least there.
-        near: where an optimizer with a tight tolerance has stopped.
-        least_curvature: of the loss, below which a direction is held.
+        loss: the loss to minimize.
+        near: the place where an optimizer with a tight tolerance has stopped.
+        least_curvature: the curvature of the loss below which a direction is held.
 
     Example:
         >>> found = polish(lambda p: jnp.sum((p - 3) ** 4 + (p - 3) ** 2), jnp.array([3.1]), 1e-8)
@@ -94,7 +94,7 @@ def polish(loss: Loss, near: Float[Array, " p"], least_curvature: ArrayLike) -> 
         place, _, hessians = state
         hessian = _matrix(jax.linearize(gradient, place)[1], place)
         bent, least = _bent(hessian, least_curvature)
-        # Half of g'H^-1 g is the fall of the loss that the quadratic model foresees.
+        # The quadratic model predicts that the loss falls by g' H^-1 g / 2.
         fall = lambda slope: slope @ _solve(hessian, bent, slope) / 2
 
         def step(state):
@@ -119,13 +119,13 @@ def polish(loss: Loss, near: Float[Array, " p"], least_curvature: ArrayLike) -> 
 
 
 def at_optimum(loss: Loss, found: Stationary, least_curvature: ArrayLike) -> Float[Array, " p"]:
-    """The place of an optimum, with its derivatives in all that the loss depends on; NaN where it is none.
+    """The place of an optimum, with its derivatives by all arguments of the loss; they are NaN if it is none.
 
-    The place itself is a constant: what found it needs no derivative.
+    The place itself is a constant, so that the search for it needs no derivative.
 
     Args:
-        loss: what is least there; it closes over what it depends on.
-        found: what `polish` gave.
+        loss: the loss, which closes over its arguments.
+        found: the result of `polish`.
         least_curvature: as of `polish`.
 
     Example:
@@ -140,17 +140,21 @@ def at_optimum(loss: Loss, found: Stationary, least_curvature: ArrayLike) -> Flo
         hessian = _matrix(pushforward, place)
         return _solve(hessian, _bent(hessian, least_curvature)[0], slope) * jnp.where(is_optimum, 1, jnp.nan)
 
+    # g(p, a) = 0, so dp/da = -H^-1 dg/da.
     return lax.custom_root(jax.grad(loss), place, lambda _, place: place, solve)
 
 
 def as_constants(tree: T) -> T:
-    """A pytree with its traced arrays held constant: no derivative passes. All else stays as it is."""
+    """A pytree with its traced arrays held constant, so that no derivative passes. All else stays as it is."""
     hold = lambda leaf: lax.stop_gradient(leaf) if is_traced(leaf) and eqx.is_inexact_array(leaf) else leaf
     return jax.tree.map(hold, tree)
 
 
 def _matrix(pushforward: Gradient, place: Float[Array, " p"]) -> Float[Array, "p p"]:
-    """That of a symmetric linear map, row by row: all at once would hold as many of the matrices it is made of."""
+    """The matrix of a symmetric linear map, row by row.
+
+    All rows at once would need the map's intermediate matrices once for each row.
+    """
     return lax.map(pushforward, jnp.eye(place.size, dtype=place.dtype))
 
 
@@ -158,11 +162,13 @@ def _bent(hessian: Float[Array, "p p"], least_curvature: ArrayLike) -> tuple[Flo
     """The projection to the directions in which the loss bends upwards, and the least curvature of all."""
     hessian = lax.stop_gradient(hessian)
     curvatures, directions = jnp.linalg.eigh((hessian + hessian.T) / 2)
+    # The projection V V' with the eigenvectors V of curvature above the least one.
     kept = directions * (curvatures > jnp.asarray(least_curvature))[None]
     return kept @ kept.T, curvatures[0]
 
 
 def _solve(hessian: Float[Array, "p p"], bent: Float[Array, "p p"], slope: Float[Array, " p"]) -> Float[Array, " p"]:
-    """H^-1 slope in these directions, and 0 in the others."""
+    """H^-1 slope in the directions that bend upwards, and 0 in the others."""
+    # P (P H P + I - P)^-1 P slope, with P the projection `bent`
     others = jnp.eye(slope.size, dtype=slope.dtype) - bent
     return bent @ jnp.linalg.solve(bent @ hessian @ bent + others, bent @ slope)

@@ -1,9 +1,8 @@
-"""One loop for two worlds: Python around an evaluation, or `lax.while_loop` inside of a caller's transformation.
+"""One loop in two forms: a Python loop around an evaluation, or `lax.while_loop` inside a transformation.
 
-A search is an `evaluate`, which is expensive, and an `advance`, which decides what to evaluate next. The host runs one
-after the other, `advance` in NumPy: nothing but the evaluation is ever compiled, if it is. Inside of `jit`, `vmap` or
-`grad` both are one compiled loop. `advance` has one source, written by `xp.where` and `when`, without other branches on
-values.
+A search is an `evaluate`, which is expensive, and an `advance`, which decides where to evaluate next. The host runs one
+after the other, with `advance` in NumPy. Then at most the evaluation is compiled. Inside `jit`, `vmap` or `grad` both
+are one compiled loop. `advance` has one source for both, which branches on values by `xp.where` and `when` alone.
 """
 
 from collections.abc import Callable
@@ -27,14 +26,14 @@ def iterate(
     *,
     on_host: bool,
 ) -> S:
-    """The state that is reached by `advance(xp, state, evaluate(state))`, again and again, while it is unfinished.
+    """The final state after repeated `state = advance(xp, state, evaluate(state))`, while it is unfinished.
 
     Args:
-        evaluate: what is asked at a state.
-        advance: the next state; `xp` is NumPy on the host, else `jax.numpy`.
-        state: the first one, a pytree of arrays: of NumPy's on the host.
-        unfinished: a boolean of a state.
-        on_host: whether nothing is traced, so that a Python loop can do it.
+        evaluate: gives the evaluation that a state asks for.
+        advance: gives the next state; `xp` is NumPy on the host, else `jax.numpy`.
+        state: the first state, a pytree of arrays: NumPy's on the host.
+        unfinished: gives a boolean of a state.
+        on_host: whether to loop in Python; nothing may be traced then.
 
     Example:
         >>> halved = lambda xp, state, found: state - found
@@ -42,7 +41,7 @@ def iterate(
         1.0
     """
     if on_host:
-        with np.errstate(all="ignore"):  # what is not finite is told by values, as under a transformation
+        with np.errstate(all="ignore"):  # the values themselves show what is not finite, as under a transformation
             while unfinished(state):
                 state = advance(np, state, evaluate(state))
         return state
@@ -50,9 +49,9 @@ def iterate(
 
 
 def when(xp: ModuleType, condition: Any, made: Callable[[], S], otherwise: S) -> S:
-    """`made()` where a condition holds, else what is there: a part of `advance` that is worth a branch.
+    """`made()` if a condition holds, else `otherwise`; for a part of `advance` that is worth a branch.
 
-    Under `vmap` both are computed. In a program what is made has the shapes and dtypes of what is there.
+    Under `vmap` both are computed. In a program both must have the same shapes and dtypes.
 
     Example:
         >>> when(np, 2 > 1, lambda: "made", "there"), int(when(jnp, jnp.array(False), lambda: 1, 0))

@@ -1,7 +1,7 @@
 """L-BFGS with a weak Wolfe line search: a loop of the host, or a part of a compiled program.
 
-Every round is one evaluation of the loss, a trial of the line search. `_advance` says what to try next: a function of
-NumPy's or of JAX's arrays, see `optimize.iterate`.
+Every round is one evaluation of the loss, a trial of the line search. `_advance` decides what to try next. It is a
+function of NumPy's or of JAX's arrays: see `optimize.iterate`.
 """
 
 from collections.abc import Callable
@@ -19,13 +19,13 @@ from jaxcal._numpy import AnyArray
 from jaxcal.optimize.iterate import iterate, when
 from jaxcal.optimize.result import Best, Optimum, Result, lowest
 
-# So many corrections make the quasi-Newton step.
+# The number of corrections of a quasi-Newton step.
 _CORRECTIONS = 10
-# The weak Wolfe conditions of the line search, and how often it tries; the usual values.
+# The constants of the weak Wolfe conditions, and the most trials of a line search; the usual values.
 _SUFFICIENT_DECREASE, _CURVATURE, _LINE_SEARCH_TRIALS = 1e-4, 0.9, 30
 # The fraction of a quasi-Newton step below which the step counts as cut short.
 _CUT_SHORT = 1e-3
-# So many steps may gain little without an end: L-BFGS knows little of the loss yet.
+# The number of first steps that may gain little without an end: L-BFGS knows little of the loss yet.
 _EARLY_STEPS = 4
 
 Vector = Float[AnyArray, " p"]
@@ -42,13 +42,13 @@ def descend(
     gain_tolerance: float | Scalar = 0.0,
     on_host: bool,
 ) -> Optimum:
-    """Descend to a minimum by L-BFGS, as `minimize` does, with values and gradients from wherever they come.
+    """Descend to a minimum by L-BFGS, as `minimize` does, with a function that gives values and gradients.
 
     Args:
-        evaluate: the loss and its gradient [p] at a vector [p]; where the loss is NaN, steps are too long.
-        start: where to begin. All is computed in its dtype: values in float32 need a line search in float32, which
-            ends where rounding hides the gain.
-        max_iterations: as of `minimize`, like the following ones.
+        evaluate: gives the loss and its gradient [p] at a vector [p]. A step to a NaN counts as too long.
+        start: where to begin. All is computed in its dtype. Values in float32 need a line search in float32, which ends
+            when rounding hides the gain.
+        max_iterations: as of `minimize`, like the following arguments.
         loss_tolerance: relative decrease of the loss to stop at.
         gradient_tolerance: largest entry of the gradient to stop at.
         gain_tolerance: decrease of the loss to stop at, in its own units.
@@ -79,10 +79,14 @@ def minimize(
 ) -> Optimum:
     """Minimize a smooth function of all its parameters by L-BFGS (ten corrections, weak Wolfe line search).
 
-    Stops as scipy's L-BFGS-B does by default: when the loss falls by at most `loss_tolerance` of
-    max(|old|, |new|, 1), when no entry of the gradient exceeds `gradient_tolerance`, or after `max_iterations`; and
-    earlier, where `gain_tolerance` allows. Where the loss is NaN the step is shortened; an initial value there ends the
-    loop at once.
+    It stops as scipy's L-BFGS-B does by default, in the first of these cases:
+
+    - The loss falls by at most `loss_tolerance` times max(|old|, |new|, 1).
+    - No entry of the gradient exceeds `gradient_tolerance`.
+    - `max_iterations` steps have been made.
+
+    It may stop earlier by `gain_tolerance`. If the loss is NaN the step is shortened. If the initial loss is NaN the
+    loop ends at once.
 
     Meant for use inside a jitted function; see `one_run_at_a_time` for its use under `vmap`.
 
@@ -92,10 +96,10 @@ def minimize(
         max_iterations: number of steps to stop at.
         loss_tolerance: relative decrease of the loss to stop at.
         gradient_tolerance: largest entry of the gradient to stop at.
-        gain_tolerance: decrease of the loss, in its own units, to stop at: after two steps in a row that gained less
-            and beyond which the quadratic model foresees less, the first four not counted.
-        validation_loss: `validation_loss(params) -> scalar`: what to stop by early, and to choose the returned
-            parameters by, among those after each step and the initial ones.
+        gain_tolerance: decrease of the loss to stop at, in its own units. The loop stops after two steps in a row that
+            gained less, if the quadratic model also predicts less. The first four steps do not count.
+        validation_loss: `validation_loss(params) -> scalar`, for early stopping. The returned parameters are the best
+            by it among the initial parameters and the parameters after each step.
         patience: number of steps in a row without a lower validation loss to stop at.
 
     Example:
@@ -104,7 +108,7 @@ def minimize(
         >>> round(float(optimum.params), 3), Result(int(optimum.result)).name
         (3.0, 'CONVERGED')
     """
-    # One vector: for a tree, XLA would compile every update once a leaf.
+    # The parameters are one vector: for a tree, XLA would compile every update once for each leaf.
     start, unravel = ravel_pytree(params)
     rules = _Rules.of(jnp, start.dtype, max_iterations, loss_tolerance, gradient_tolerance, gain_tolerance)
     if validation_loss is not None:
@@ -121,8 +125,8 @@ def minimize_from_each(loss: Callable[..., Float[Array, ""]], initial: PyTree, *
 
     Args:
         loss: `loss(params) -> scalar`.
-        initial: where to begin, stacked along the leading axis of every array.
-        options: those of `minimize`.
+        initial: the initial values, stacked along the leading axis of every array.
+        options: the options of `minimize`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -135,7 +139,7 @@ def minimize_from_each(loss: Callable[..., Float[Array, ""]], initial: PyTree, *
 
 
 class _Rules(NamedTuple):
-    """When to stop: options of `minimize`, in the dtype of the place."""
+    """The stopping rules: options of `minimize`, in the dtype of the place."""
 
     max_iterations: Int[AnyArray, ""]
     loss_tolerance: Scalar
@@ -146,12 +150,12 @@ class _Rules(NamedTuple):
 
     @classmethod
     def of(cls, xp: ModuleType, dtype: Any, max_iterations: Any, *tolerances: Any) -> "_Rules":
-        """Those without a validation loss."""
+        """The rules without a validation loss."""
         return cls(xp.asarray(max_iterations), *(xp.asarray(tolerance, dtype) for tolerance in tolerances))
 
 
 class _Point(NamedTuple):
-    """Where the loss is known: the place [p], its value and its gradient [p]."""
+    """A place [p] at which the loss is known, with its value and its gradient [p]."""
 
     place: Vector
     value: Scalar
@@ -159,15 +163,15 @@ class _Point(NamedTuple):
 
 
 class _Memory(NamedTuple):
-    """The last corrections, the newest one last; 0 where there have not been so many.
+    """The last corrections, the newest one last; 0 before there are as many as `_CORRECTIONS`.
 
     Byrd, Nocedal & Schnabel, "Representations of quasi-Newton matrices and their use in limited memory methods",
-    Mathematical Programming 1994. The inverse makes a step of four products in place of twenty in a row.
+    Mathematical Programming 1994. With the inverse a step takes four products, in place of twenty in sequence.
 
     Attributes:
-        moves: s, of the place [m, p].
-        changes: y, of the gradient [m, p].
-        inverse: of the triangle of the products s_i'y_j for i <= j [m, m].
+        moves: s, the moves of the place [m, p].
+        changes: y, the changes of the gradient [m, p].
+        inverse: the inverse of the triangle of the products s_i'y_j for i <= j [m, m].
     """
 
     moves: Float[AnyArray, "m p"]
@@ -177,27 +181,30 @@ class _Memory(NamedTuple):
     def after(
         self, xp: ModuleType, move: Vector, change: Vector, gradient: Vector, fresh: Bool[AnyArray, ""]
     ) -> tuple["_Memory", Vector]:
-        """The memory after a step, none if `fresh`, and the inverse of the Hessian times the gradient at its end.
+        """The memory after a step (empty if `fresh`), and the inverse of the Hessian times the gradient at its end.
 
-        A correction without curvature has no part in it.
+        A correction without curvature has no effect.
         """
         moves = xp.concatenate([self.moves[1:], move[None]])
         changes = xp.concatenate([self.changes[1:], change[None]])
         products = _dots(moves, change)
         curvature, older = products[-1], self.inverse[1:, 1:]
         weight = xp.where(curvature == 0, 0, 1 / xp.where(curvature == 0, 1, curvature))
+        # `[[R, r], [0, c]]^-1 = [[R^-1, -R^-1 r / c], [0, 1 / c]]`, with r = S y and c = s . y of the new pair.
         column = xp.concatenate([-weight * _dots(older, products[:-1]), weight[None]])
         rows = xp.concatenate([older, xp.zeros_like(older[:1])])
         memory = _Memory(moves, changes, xp.concatenate([rows, column[:, None]], axis=1))
         memory = _Memory(*(xp.where(fresh, 0, part) for part in memory))
         bend = _dot(change, change)
+        # The scale of the initial inverse is s . y / y . y.
         known = xp.where(bend > 0, curvature / xp.where(bend > 0, bend, 1), 1)
-        # Without memory a step has the length 1 at most.
+        # Without memory a step has at most the length 1.
         shortened = 1 / xp.maximum(xp.sqrt(_dot(gradient, gradient)), 1)
         return memory, memory.times(gradient, xp.where(fresh, shortened, known))
 
     def times(self, gradient: Vector, scale: Scalar) -> Vector:
-        """The inverse of the Hessian times a gradient, where `scale` times the identity was known before: eq. 3.1."""
+        """The inverse of the Hessian times a gradient; the initial inverse is `scale` times the identity: eq. 3.1."""
+        # `h r + S' R^-T (D w - h Y r)`, with w = R^-1 S g, r = g - Y' w, h the scale and D = diag(s_i . y_i).
         weights = _dots(self.inverse, _dots(self.moves, gradient))
         rest = gradient - _dots(self.changes.T, weights)
         curvatures = (self.moves * self.changes).sum(-1)
@@ -206,21 +213,21 @@ class _Memory(NamedTuple):
 
 
 class _Descent(NamedTuple):
-    """Where a descent is, and what it tries next.
+    """The place of a descent, and its next trial.
 
     Attributes:
-        start: where the step begins.
-        direction: of the step [p].
-        slope: of the loss along it.
-        low: the longest length that falls so far, 0 if there is none.
-        high: the shortest length that does not, or infinity.
-        length: to try next, as a multiple of the direction.
+        start: the point where the step begins.
+        direction: the direction of the step [p].
+        slope: the slope of the loss along the direction.
+        low: the longest length so far at which the loss has fallen enough; 0 if there is none.
+        high: the shortest length so far at which it has not, or infinity.
+        length: the length to try next, as a multiple of the direction.
         tries: how many lengths have been tried.
         best: the end of the step at the length `low`.
         memory: the corrections.
-        fresh: whether there are none.
-        slow: whether the last step gained little, and little is foreseen.
-        steps: how many have been made; -1 before the first evaluation.
+        fresh: whether there are no corrections.
+        slow: whether the last step gained little, and the quadratic model predicts little.
+        steps: how many steps have been made; -1 before the first evaluation.
         done: whether a stopping rule is met.
         watched: the best place by the validation loss; None if there is none.
     """
@@ -242,7 +249,7 @@ class _Descent(NamedTuple):
 
     @classmethod
     def at(cls, xp: ModuleType, place: Vector, rules: _Rules) -> "_Descent":
-        """Before the first evaluation, which is a step of no length."""
+        """The descent before the first evaluation, which is a step of length zero."""
         zero, false, zeros = xp.zeros((), place.dtype), xp.zeros((), bool), xp.zeros_like(place)
         point = _Point(place, zero, zeros)
         corrections = xp.zeros((_CORRECTIONS, *place.shape), place.dtype)
@@ -265,11 +272,11 @@ class _Descent(NamedTuple):
 
     @property
     def asked(self) -> Vector:
-        """Where the loss is to be evaluated."""
+        """The place at which the loss is to be evaluated."""
         return self.start.place + self.length * self.direction
 
     def optimum(self, xp: ModuleType) -> Optimum:
-        """What a descent that has ended has found."""
+        """The result of a descent that has ended."""
         ended = xp.where(self.done, Result.CONVERGED, Result.STEP_LIMIT)
         result = xp.where(xp.isfinite(self.start.value), ended, Result.NOT_FINITE)
         return Optimum(self.start.place, self.start.value, self.steps, result)
@@ -287,15 +294,16 @@ def _descended(evaluate: Callable, start: Vector, rules: _Rules, *, on_host: boo
     return iterate(ask, advance, _Descent.at(xp, start, rules), unfinished, on_host=on_host)
 
 
-def _advance(xp: ModuleType, descent: _Descent, found: tuple[Scalar, Vector], *, rules: _Rules) -> _Descent:
+def _advance(xp: ModuleType, descent: _Descent, evaluation: tuple[Scalar, Vector], *, rules: _Rules) -> _Descent:
     """The descent after one more trial of the line search, which may be the last one of a step.
 
-    By doubling and bisection (Lewis & Overton 2013, algorithm 2.6). A step ends at the first trial that satisfies the
-    weak Wolfe conditions; where none does, at the last one of sufficient decrease.
+    The line search uses doubling and bisection (Lewis & Overton 2013, algorithm 2.6). A step ends at the first trial
+    that satisfies the weak Wolfe conditions. If no trial does, it ends at the last trial with sufficient decrease.
     """
     first, length, slope = descent.steps < 0, descent.length, descent.slope
-    point = _Point(descent.asked, *(xp.asarray(part, length.dtype) for part in found))
-    # False where the value is NaN: such a step is too long.
+    point = _Point(descent.asked, *(xp.asarray(part, length.dtype) for part in evaluation))
+    # False if the value is NaN: such a step is too long.
+    # Sufficient decrease: f(x + l d) <= f(x) + c1 l slope. Curvature: g(x + l d) . d >= c2 slope.
     falls = first | (point.value <= descent.start.value + _SUFFICIENT_DECREASE * length * slope)
     levels_off = _dot(descent.direction, point.gradient) >= _CURVATURE * slope
     low, high = xp.where(falls, length, descent.low), xp.where(falls, descent.high, length)
@@ -311,17 +319,18 @@ def _advance(xp: ModuleType, descent: _Descent, found: tuple[Scalar, Vector], *,
 
 
 def _stepped(xp: ModuleType, descent: _Descent, rules: _Rules) -> _Descent:
-    """The descent after a step, at the begin of the next one."""
+    """The descent after a step, at the beginning of the next one."""
     first, old, new, watched = descent.steps < 0, descent.start, descent.best, descent.watched
     gain, gradient = old.value - new.value, new.gradient
     stalled = gain <= rules.loss_tolerance * xp.maximum(xp.maximum(abs(old.value), abs(new.value)), 1)
-    # A stall on a step cut this short tells of a bad direction, not of an optimum: go on without memory, once.
+    # A stall on a very short step shows a bad direction, not an optimum. The descent goes on once without memory.
     forget = stalled & (descent.low < _CUT_SHORT) & ~descent.fresh
     fresh = first | forget
     memory, steepest = descent.memory.after(xp, new.place - old.place, gradient - old.gradient, gradient, fresh)
     slope = -_dot(gradient, steepest)
-    # One slow step alone may be a step of a bad length; the first ones, a plateau's end. Small gains alone may be those
-    # of a plateau: the quadratic model must foresee no more, either.
+    # A single slow step may have had a bad length, and the first steps may be slow at the end of a plateau. On a
+    # plateau gains are small, too, so the quadratic model must also predict a small gain.
+    # The quadratic model's gain is g' H^-1 g / 2 = -slope / 2.
     slow = (descent.steps >= _EARLY_STEPS) & (gain < rules.gain_tolerance) & (-slope / 2 < rules.gain_tolerance)
     flat = xp.max(abs(gradient)) <= rules.gradient_tolerance
     done = (stalled & ~forget) | flat | (descent.slow & slow)
@@ -347,7 +356,7 @@ def _stepped(xp: ModuleType, descent: _Descent, rules: _Rules) -> _Descent:
 
 
 def _dot(one: Vector, other: Vector) -> Scalar:
-    """In full precision on every device, which a product of matrices is not."""
+    """The inner product in full precision on every device, unlike a product of matrices."""
     return (one * other).sum()
 
 

@@ -1,4 +1,4 @@
-"""Training by minibatches with early stopping, or by a fixed number of full-batch steps: one compiled loop."""
+"""Training by minibatches with early stopping, or by a fixed number of full-batch steps, as one compiled loop."""
 
 import math
 from collections.abc import Callable
@@ -19,20 +19,21 @@ from jaxcal.functional import linalg
 from jaxcal.functional._loops import carried
 from jaxcal.optimize.result import Best, Optimum, Result
 
-# Keras's RMSprop: the decay of the mean square, and the epsilon outside of its root.
+# Keras's RMSprop: the decay of the mean square, and the epsilon that is added to its root.
 _DECAY, _EPSILON = 0.9, 1e-7
-# What to do where a derivative of training until it stops is asked for.
+# The advice of the error for a derivative of training with early stopping.
 _INSTEAD = "take optimize.train_full_batch"
 
 
 def keras_rmsprop(learning_rate: ArrayLike) -> optax.GradientTransformation:
     """Keras's RMSprop: v <- 0.9 v + 0.1 g^2 from v = 0, and w <- w - rate g / (sqrt(v) + 1e-7).
 
-    Epsilon stands outside of the root, unlike in optax's default, and the step has a derivative where v is 0, as of the
+    Epsilon is added to the root, unlike in optax's default. The step also has a derivative where v is 0, as for the
     weights of a unit that is never active.
     """
 
     def scale(updates: PyTree, state: PyTree, params: PyTree = None) -> tuple[PyTree, PyTree]:
+        # v <- 0.9 v + 0.1 g^2
         state = jax.tree.map(lambda g, v: (1 - _DECAY) * g**2 + _DECAY * v, updates, state)
         return jax.tree.map(lambda g, v: 1 / (linalg.sqrt(v) + _EPSILON) * g, updates, state), state
 
@@ -42,18 +43,19 @@ def keras_rmsprop(learning_rate: ArrayLike) -> optax.GradientTransformation:
 
 
 def adam(learning_rate: ArrayLike) -> optax.GradientTransformation:
-    """Adam, whose step has a derivative where the second moment is 0, as of the weights of a unit that is never active.
+    """Adam, whose step also has a derivative where the second moment is 0.
 
-    For that the smallest positive number is added to the moment, which changes no step.
+    The moment is 0, for example, for the weights of a unit that is never active. The smallest positive number is added
+    to it, which changes no step.
     """
     rate = jnp.asarray(learning_rate)
     return optax.chain(scale_by_adam(rate.dtype), optax.scale_by_learning_rate(rate))
 
 
 def scale_by_adam(dtype: DTypeLike) -> optax.GradientTransformation:
-    """The gradients as `adam` scales them, of parameters of this dtype, computed in no other.
+    """The scaling of gradients in `adam`, computed in the dtype of the parameters alone.
 
-    optax counts the steps in integers, and the decays to the power of one have the default dtype.
+    optax counts the steps in integers, and the decay to the power of an integer has the default dtype.
     """
     scale = optax.scale_by_adam(eps_root=float(jnp.finfo(dtype).tiny))
     init = lambda params: cast(Any, scale.init(params))._replace(count=jnp.zeros((), dtype))
@@ -61,13 +63,13 @@ def scale_by_adam(dtype: DTypeLike) -> optax.GradientTransformation:
 
 
 def num_train(num_rows: int, validation_fraction: float) -> int:
-    """How many rows are trained on: floor(n (1 - fraction)), as Keras has it; the rest are the validation set.
+    """The number of training rows, floor(n (1 - fraction)), as in Keras; the rest are the validation set.
 
     Raises:
-        ValueError: if the fraction lies outside (0, 1), or leaves no row to train on or none for validation.
+        ValueError: if the fraction lies outside (0, 1), or if there is no row for training or none for validation.
     """
     _checks.check_fraction("validation_fraction", validation_fraction)
-    # The margin keeps a fraction like 0.9 of 10 rows from falling one short by rounding.
+    # With the margin, rounding does not take away a row: 10 * (1 - 0.9) is slightly less than 1.
     size = math.floor(num_rows * (1 - validation_fraction) + 1e-9)
     if not 0 < size < num_rows:
         raise ValueError(
@@ -82,8 +84,8 @@ def with_weight_decay(
 ) -> optax.GradientTransformation:
     """An optimizer on a loss with the penalty weight_decay |w|^2 / 2, biases included.
 
-    The penalty's gradient, weight_decay w, joins the loss's before the moments, as PyTorch's `Adam(weight_decay=...)`
-    has it; `optax.adamw` adds it to the step.
+    The penalty's gradient, weight_decay w, is added to the loss's gradient before the moments, as in PyTorch's
+    `Adam(weight_decay=...)`. In contrast, `optax.adamw` adds it to the step.
 
     Example:
         >>> import jax.numpy as jnp, optax
@@ -117,34 +119,34 @@ def train_minibatches(
 ) -> Optimum:
     """Minimize the mean of a loss over rows by minibatches, until the validation loss stops improving.
 
-    The semantics are those of Keras: each epoch takes all rows once, in a new order; the last batch may be
-    smaller, and is averaged over its own rows; the validation loss is measured after each epoch, and training
-    stops once it has not fallen below its minimum for `patience` epochs in a row.
+    Training works as in Keras. Each epoch takes all rows once, in a new order. The last batch may be smaller, and its
+    loss is the mean over its own rows. The validation loss is measured after each epoch. Training stops when it has not
+    fallen below its minimum for `patience` epochs in a row.
 
     Safe under `jit` and `vmap` (over keys, folds of equal size, learning rates). No derivative passes, since a loop of
-    unknown length has no reverse mode: `train_full_batch` is what can be differentiated.
+    unknown length has no reverse mode; `train_full_batch` can be differentiated.
 
     Args:
-        loss: `loss(params, rows, key)`, one value a row; `rows` is what `data` is, cut down to a batch. `key`
-            is a new one each batch, and None for the validation loss, which is without dropout.
-            A function at module level (or a Module) compiles once; a new lambda compiles anew.
-        params: initial parameters; floating-point arrays in it are trained, everything else is kept.
+        loss: `loss(params, rows, key)`, one value for each row. `rows` has the form of `data`, with the rows of a
+            batch. `key` is a new one for each batch, and None for the validation loss, which is without dropout. A
+            function at module level (or a Module) compiles once; a new lambda compiles anew.
+        params: initial parameters. Floating-point arrays in it are trained, everything else is kept.
         data: arrays with a common leading axis, the training rows.
         validation: the same for the validation rows.
-        key: random key of the order of the rows and of `loss`.
+        key: random key for the order of the rows and for `loss`.
         optimizer: a function from the learning rate to an optax optimizer, such as `optax.adam`.
         learning_rate: its learning rate.
-        batch_size: rows a step; at most all of them.
-        max_epochs: number of epochs to stop at.
-        patience: number of epochs without improvement to stop at.
-        plateau_decay: what the learning rate is multiplied by after half of so many epochs without improvement, as
-            often as that happens.
-        restore_best: whether to return the parameters of the best epoch in place of those of the last one.
-        num_rows: how many of the training and of the validation rows there are, where the arrays have more: those
-            after them take no part, and cost nothing but memory. For problems of several sizes in one compiled
-            program, or one after another in `over_runs`.
-        what: the fit that this is part of, for the error where a derivative is asked for.
-        instead: what to do then, a clause.
+        batch_size: the number of rows for a step; at most all of them.
+        max_epochs: the number of epochs after which training stops.
+        patience: the number of epochs without improvement after which training stops.
+        plateau_decay: the learning rate is multiplied by this after `patience` / 2 epochs without improvement, each
+            time that this happens.
+        restore_best: whether to return the parameters of the best epoch in place of the last epoch's.
+        num_rows: the numbers of training rows and of validation rows, if the arrays have more. The rows after them have
+            no effect, and cost nothing but memory. This is for problems of several sizes in one compiled program, or
+            one after another in `over_runs`.
+        what: the name of the fit, for the error if a derivative is asked for.
+        instead: the advice of this error, a clause.
 
     Raises:
         TypeError: if a derivative is asked for; if key is no random key.
@@ -187,23 +189,23 @@ def train_steps(
     what: str = "optimize.train_steps",
     instead: str = _INSTEAD,
 ) -> Optimum:
-    """As `train_minibatches`, for a loss that draws its own examples; an epoch is a number of steps.
+    """`train_minibatches` for a loss that draws its own examples; an epoch is a number of steps.
 
     Args:
-        loss: `loss(params, None, key)`, one value for each example that it draws by the key; and
-            `loss(params, validation, None)`, one value for each row of the validation set.
-        params: as there, and so the rest.
-        validation: arrays with a common leading axis; None where the loss, called without a key, has examples of its
-            own: they tell whether training diverges.
+        loss: `loss(params, None, key)`, one value for each example that it draws with the key; and `loss(params,
+            validation, None)`, one value for each row of the validation set.
+        params: as in `train_minibatches`.
+        validation: arrays with a common leading axis. None if the loss has its own examples when it is called without a
+            key; they show whether training diverges.
         key: random key.
-        num_steps: steps in an epoch.
-        optimizer: as there.
-        learning_rate: as there.
-        max_epochs: as there.
-        patience: as there.
-        restore_best: as there.
-        what: as there.
-        instead: as there.
+        num_steps: the number of steps in an epoch.
+        optimizer: as in `train_minibatches`.
+        learning_rate: as in `train_minibatches`.
+        max_epochs: as in `train_minibatches`.
+        patience: as in `train_minibatches`.
+        restore_best: as in `train_minibatches`.
+        what: as in `train_minibatches`.
+        instead: as in `train_minibatches`.
 
     Raises:
         TypeError: if a derivative is asked for; if key is no random key.
@@ -239,22 +241,22 @@ def train_full_batch(
 ) -> Optimum:
     """Take a fixed number of steps on the mean of a loss over all rows; derivatives pass.
 
-    There is no validation set and no early stopping, so that the parameters found are a function of the initial ones,
-    of the data, of the learning rate and of what the loss and the optimizer hold, in all of which it has derivatives:
-    those of the steps as they were taken. The reverse mode keeps the parameters and the moments of every step, and
-    computes the rest of a step anew.
+    There is no validation set and no early stopping. So the final parameters are a differentiable function of the
+    initial parameters, the data and the learning rate. They are also differentiable by the arrays in the loss and the
+    optimizer. Its derivatives are the derivatives of the steps as they were taken. The reverse mode keeps the
+    parameters and the moments of every step, and computes the rest of a step anew.
 
     Works under `jit` and `vmap`. Another number of steps compiles anew.
 
     Args:
-        loss: `loss(params, data, key)`, one value a row, or one of all rows; `key` is a new one each step, and None for
-            the loss that is returned. It compiles as that of `train_minibatches`.
+        loss: `loss(params, data, key)`, one value for each row, or one for all rows. `key` is a new one for each step,
+            and None for the loss that is returned. It compiles like the loss of `train_minibatches`.
         params: initial parameters; floating-point arrays in it are trained, everything else is kept.
         data: all rows.
-        key: random key of `loss`.
-        num_steps: how many steps; with none the parameters are the initial ones.
-        optimizer: a function from the learning rate to an optax optimizer. `keras_rmsprop` and `adam` have derivatives
-            where a gradient is 0 in every step, which `optax.rmsprop` and `optax.adam` have not.
+        key: random key for `loss`.
+        num_steps: how many steps. With 0 the parameters are the initial ones.
+        optimizer: a function from the learning rate to an optax optimizer. If a gradient is 0 in every step,
+            `keras_rmsprop` and `adam` have derivatives, but `optax.rmsprop` and `optax.adam` have none.
         learning_rate: its learning rate.
 
     Returns:
@@ -285,14 +287,14 @@ def train_full_batch(
 
 
 class _Rows(NamedTuple):
-    """What is trained on and validated with, and how many rows of both there are, where they are rows."""
+    """The data for training and validation, and their numbers of rows; the numbers are None for drawn examples."""
 
     train: PyTree
     validation: PyTree
     numbers: tuple[Int[ArrayLike, ""], Int[ArrayLike, ""]] | None
 
     def in_buckets(self) -> "_Rows":
-        """The same rows filled up, and their numbers as arrays: nearby numbers of rows share a compiled program."""
+        """The same rows, padded, with their numbers as arrays; nearby numbers of rows share a compiled program."""
         in_bucket = lambda part: filled(part, bucket(jax.tree.leaves(part)[0].shape[0]))
         numbers: Any = tuple(np.int32(each) for each in cast(tuple, self.numbers))
         return _Rows(in_bucket(self.train), in_bucket(self.validation), numbers)
@@ -316,7 +318,7 @@ class _Schedule(NamedTuple):
 
 
 class _Problem(NamedTuple):
-    """Everything that a derivative could be asked by."""
+    """Everything by which a derivative could be asked for."""
 
     loss: Callable
     params: PyTree
@@ -326,7 +328,7 @@ class _Problem(NamedTuple):
 
 
 class _State(NamedTuple):
-    """What the loop over epochs carries: lists of arrays, which are passed to a compiled program in no time."""
+    """The state of the loop over epochs, as lists of arrays, which are passed to a compiled program in no time."""
 
     params: list[Array]
     optimizer: list[Array]
@@ -337,9 +339,9 @@ class _State(NamedTuple):
 
 
 class _Setting(NamedTuple):
-    """What the compiled programs of a training depend on beside arrays: the problem without its arrays, and options.
+    """The static input of a training's compiled programs: the problem without its arrays, and options.
 
-    `batch_size` is the number of steps in an epoch where the loss draws its own examples.
+    `batch_size` is the number of steps in an epoch if the loss draws its own examples.
     """
 
     structure: Any
@@ -354,14 +356,17 @@ class _Setting(NamedTuple):
         return jax.tree.unflatten(self.structure, leaves)
 
 
-# In place of an array.
+# Stands in place of an array.
 _ARRAY = "array"
 
 
 def _train(
     problem: _Problem, key: PRNGKeyArray, batch_size: int, restore_best: bool, what: str, instead: str
 ) -> Optimum:
-    """One loop over epochs. Where somebody listens, and nothing is traced, it is left to report, and entered again."""
+    """One loop over epochs.
+
+    If progress is reported and nothing is traced, the loop is left for each report, and entered again.
+    """
     problem = _checks.without_derivative(problem, what, instead)
     if problem.rows.numbers is not None and can_be_filled(problem, key) and _random.draws_prefixes(key):
         problem = problem._replace(rows=problem.rows.in_buckets())
@@ -370,7 +375,7 @@ def _train(
     arrays = [leaf for leaf in leaves if _is_array(leaf)]
     others = tuple(_ARRAY if _is_array(leaf) else leaf for leaf in leaves)
     setting = _Setting(structure, others, batch_size, restore_best)
-    state = _begin(arrays, setting._replace(batch_size=1))  # one program whatever their size
+    state = _begin(arrays, setting._replace(batch_size=1))  # one program for all batch sizes
     if _checks.is_traced(*arrays, key):
         return _optimum(problem, restore_best, *_go_on(arrays, key, state, None, setting)[:2])
     with progress.work(f"{what}: epochs", int(problem.schedule.max_epochs)) as work:
@@ -378,7 +383,7 @@ def _train(
             state, result, is_unfinished = _go_on(arrays, key, state, np.int32(work.next_stop()), setting)
             if work.is_silent:
                 break
-            if _checks.is_traced(state.epochs):  # by what the loss closes over
+            if _checks.is_traced(state.epochs):  # by a value that the loss closes over
                 state, result, _ = _go_on(arrays, key, state, None, setting)
                 break
             work.report(int(state.epochs))
@@ -389,7 +394,7 @@ def _train(
 
 @_programs.jit
 def _begin(arrays: list[Array], setting: _Setting) -> _State:
-    """What the loop begins with."""
+    """The initial state of the loop."""
     problem = setting.problem(arrays)
     params, descent, _, validation_loss = _parts_of(problem)
     state = _State(
@@ -400,7 +405,7 @@ def _begin(arrays: list[Array], setting: _Setting) -> _State:
         epochs=jnp.zeros((), jnp.int32),
         finite=jnp.ones((), bool),
     )
-    # As the loop gives it back: no array has the type of a number of Python's.
+    # The dtypes are the dtypes of the loop's results: no array has the weak type of a Python number.
     return jax.tree.map(lambda leaf: leaf.astype(leaf.dtype), state)
 
 
@@ -408,7 +413,7 @@ def _begin(arrays: list[Array], setting: _Setting) -> _State:
 def _go_on(
     arrays: list[Array], key: PRNGKeyArray, state: _State, until: Int[ArrayLike, ""] | None, setting: _Setting
 ) -> tuple[_State, Int[Array, ""], Bool[Array, ""]]:
-    """The state after so many epochs, or None for all; how the training ended; and whether it has not."""
+    """The state after `until` epochs (None for all), how the training ended, and whether it is unfinished."""
     problem = setting.problem(arrays)
     rows, schedule, size = problem.rows, problem.schedule, setting.batch_size
     params, descent, losses, validation_loss = _parts_of(problem)
@@ -452,7 +457,7 @@ def _go_on(
 
 
 def _parts_of(problem: _Problem) -> tuple[list[Array], optax.GradientTransformation, Callable, Callable]:
-    """The parameters that are trained, their optimizer, and losses of them: of a batch's rows, and for validation."""
+    """The trained parameters, their optimizer, the losses of a batch's rows, and the validation loss."""
     trained, fixed = eqx.partition(problem.params, _is_trained)
     params, structure = jax.tree.flatten(trained)
 
@@ -482,15 +487,15 @@ def _is_trained(leaf: Any) -> bool:
 
 
 def _drawn(num_steps: int, key: PRNGKeyArray):
-    """As `_batches`, where the loss draws its own examples: a batch is a key."""
+    """`_batches` for a loss that draws its own examples: a batch is a key."""
     keys = jax.random.split(jax.random.split(key)[1], num_steps)
     return num_steps, lambda i: (None, None, keys[i])
 
 
 def _batches(rows: _Rows, batch_size: int, key: PRNGKeyArray):
-    """How many batches the rows make in a random order, and a function of i that gives the batch i.
+    """The number of batches of the rows in a random order, and a function that gives the batch i.
 
-    A batch is its rows, which of them to include, since the last one is filled up, and a key.
+    A batch has its rows, the mask of the rows that count (the last batch is padded), and a key.
     """
     data, (num_rows, _) = rows.train, cast(tuple, rows.numbers)
     length = jax.tree.leaves(data)[0].shape[0]
@@ -520,7 +525,7 @@ def _take_steps(
     descent = optimizer(learning_rate.astype(jnp.result_type(*jax.tree.leaves(params))))
     mean_loss = lambda params, key: jnp.mean(loss(eqx.combine(params, fixed), data, key))
 
-    # The activations of one step are in memory at a time, in derivatives, too.
+    # Only one step's activations are in memory at a time, in derivatives, too.
     @partial(jax.checkpoint, prevent_cse=False)
     def step(carry, key):
         params, memory = carry

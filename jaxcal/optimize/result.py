@@ -1,4 +1,4 @@
-"""What an optimization found, and how it ended."""
+"""The result of an optimization, and how it ended."""
 
 import enum
 from typing import NamedTuple
@@ -20,15 +20,15 @@ class Result(enum.IntEnum):
     STEP_LIMIT = 1
     """The allowed number of steps or epochs was used up first."""
     NOT_FINITE = 2
-    """The loss became NaN or infinite, and the loop was left."""
+    """The loss became NaN or infinite, and the loop ended."""
 
 
 class Optimum(NamedTuple):
-    """What an optimization found; its arrays are NumPy's where the host searched.
+    """The result of an optimization; its arrays are NumPy's if the host searched.
 
     Attributes:
-        params: the parameters, in the form in which they came.
-        loss: the lowest loss met: of the validation rows where there are any. After a fixed number of steps the last.
+        params: the parameters, in the form of the initial parameters.
+        loss: the lowest loss met, on the validation rows if there are any. After a fixed number of steps the last loss.
         steps: how many steps or epochs were run.
         result: one of the values of `Result`.
     """
@@ -51,19 +51,22 @@ def raise_unless_finite(optimum: Optimum) -> None:
 
 
 def lowest(optima: Optimum) -> Optimum:
-    """The one of the lowest loss, of those stacked along the leading axis of every array; NaN is the greatest."""
+    """The optimum of the lowest loss among optima stacked along the leading axis of every array.
+
+    NaN counts as the greatest loss.
+    """
     xp = namespace(optima.loss)
     best = xp.argmin(xp.where(xp.isnan(optima.loss), np.inf, optima.loss))
     return jax.tree.map(lambda leaf: leaf[best], optima)
 
 
 class Best(NamedTuple):
-    """The best parameters so far, by a validation loss: what early stopping knows.
+    """The state of early stopping: the best parameters so far, by a validation loss.
 
     Attributes:
-        params: those of the lowest loss; None where nobody asks for them.
+        params: the parameters of the lowest loss; None if they are not asked for.
         loss: the lowest loss.
-        stale: for how many steps, or epochs, in a row there was nothing better.
+        stale: the number of steps (or epochs) in a row without a lower loss.
     """
 
     params: PyTree
@@ -72,16 +75,16 @@ class Best(NamedTuple):
 
     @classmethod
     def before(cls, params: PyTree, dtype: jnp.dtype) -> "Best":
-        """Nothing has been compared yet."""
+        """The state before the first comparison."""
         return cls(params, jnp.asarray(jnp.inf, dtype), jnp.zeros((), jnp.int32))
 
     def after(self, params: PyTree, loss: Float[Array, ""]) -> "Best":
-        """What is best once these have been compared, too; NaN is no improvement."""
+        """The state after these parameters have been compared, too; NaN is no improvement."""
         improved = loss < self.loss
         kept = None if self.params is None else select(improved, params, self.params)
         return Best(kept, jnp.where(improved, loss, self.loss), jnp.where(improved, 0, self.stale + 1))
 
 
 def select(condition: Bool[Array, ""], new: PyTree, old: PyTree) -> PyTree:
-    """One of two pytrees of arrays of the same shapes."""
+    """The pytree `new` if the condition holds, else `old`; their arrays have the same shapes."""
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), new, old)

@@ -1,15 +1,14 @@
-"""Pictures of predictive distributions, for papers; and of USNRT's tree.
+"""Pictures of predictive distributions for papers, and of USNRT's tree.
 
-Every function draws on `ax`, or on a new figure of a size for print, and returns the Axes. Nothing is shown
-or saved: `ax.figure.savefig("reliability.pdf")` does that. They need matplotlib, the extra `plots`.
+Every function draws on `ax`, or on a new figure of a size for print, and returns the Axes. No function shows or saves a
+figure; `ax.figure.savefig("reliability.pdf")` saves it. They need matplotlib, the extra `plots`.
 
 - Are the probabilities right? `reliability_diagram`, `pit_histogram`, `coverage_by` groups of rows.
 - Are mean and std right? `residuals`, `z_scores`.
-- What do the intervals look like, and what do they cost? `intervals`, `prediction_band`, `widths`,
-  `width_against_coverage`.
+- How do the intervals look, and how wide are they? `intervals`, `prediction_band`, `widths`, `width_against_coverage`.
 - `tree` shows the splits of `predictors.usnrt`.
 
-Where a picture takes several forecasts, it takes them by name: `{"before": base, "after": calibrated}`.
+A picture of several forecasts takes them by name: `{"before": base, "after": calibrated}`.
 """
 
 from jaxcal.plots._calibration import coverage_by as coverage_by

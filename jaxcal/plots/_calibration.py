@@ -16,17 +16,17 @@ from jaxcal.guarantee import calibrated_band
 from jaxcal.plots import _style
 from jaxcal.plots._style import Axes, Forecasts
 
-# The fraction of the width that names and numbers beside a picture take at most.
+# The greatest fraction of the width for names and numbers beside a picture.
 _MOST_TEXT = 0.65
 
 
 def reliability_diagram(y: ArrayLike, distributions: Forecasts, *, ax: Axes | None = None) -> Axes:
-    """Observed against expected fraction of the targets below every predicted quantile.
+    """The observed fraction of the targets below every predicted quantile, against the expected fraction.
 
-    A calibrated forecast lies on the diagonal and, 95 % of the time at each level, inside the gray band: the
-    central 95 % of Binomial(n, p) / n, which is what n independent rows of a perfectly calibrated forecast
-    show. A curve steeper than the diagonal in the middle means intervals that are too wide, a flatter one too
-    narrow. The legend gives the expected calibration error (`metrics.ece`).
+    The curve of a calibrated forecast lies near the diagonal. At each level it is inside the gray band 95 % of the
+    time. The band is the central 95 % of Binomial(n, p) / n, the distribution for n independent rows of a perfectly
+    calibrated forecast. If the curve is steeper than the diagonal in the middle, the intervals are too wide. If it is
+    flatter, they are too narrow. The legend gives the expected calibration error (`metrics.ece`).
 
     Args:
         y: targets [n].
@@ -63,12 +63,13 @@ def reliability_diagram(y: ArrayLike, distributions: Forecasts, *, ax: Axes | No
 def pit_histogram(y: ArrayLike, distributions: Forecasts, *, bins: int = 10, ax: Axes | None = None) -> Axes:
     """Histogram of the probability integral transform F(y) of every row (`metrics.pit`), as a density.
 
-    A calibrated forecast is flat, at 1; in each bin it lies, 95 % of the time, inside the gray band: the central 95 %
-    of Binomial(n, 1 / bins) / n, times the number of bins. A hump means intervals that are too wide, high ends that
-    they are too narrow, a slope that the predictions are too low or too high.
+    The histogram of a calibrated forecast is about flat, at 1. In each bin it is inside the gray band 95 % of the time.
+    The band is the central 95 % of Binomial(n, 1 / bins) / n, times the number of bins. A hump means that the intervals
+    are too wide, and high ends mean that they are too narrow. A slope means that the predictions are too low or too
+    high.
 
-    A row whose distribution has an atom at its target has no single value: it counts in every bin by the part of
-    [F(y-), F(y)] that lies there. The transform of a `Point` is 0 or 1, below or above the prediction.
+    If the distribution has an atom at the target, the row has no single value. It counts in every bin with the part of
+    [F(y-), F(y)] that lies there. The transform of a `Point` is 0 below and 1 above the prediction.
 
     Args:
         y: targets [n].
@@ -111,22 +112,23 @@ def _pit_density(y: ArrayLike, distribution: Distribution, bins: int) -> np.ndar
     targets = _style.as_targets(y, distribution)
     upper = np.asarray(metrics.pit(targets, distribution))
     lower = np.asarray(metrics.pit(_just_below(targets.astype(upper.dtype), distribution), distribution))
-    # k / L and the edge j / bins round to the same number where they are equal, but only in one precision.
+    # If k / L and the edge j / bins are equal, they round to the same number, but only in the same precision.
     edges = np.arange(bins + 1, dtype=upper.dtype) / bins
     jumps = upper - lower > 8 * np.finfo(upper.dtype).eps
     counts = np.histogram(upper[~jumps], edges)[0].astype(float)
     upper, lower = upper[jumps, None].astype(float), lower[jumps, None].astype(float)
+    # A jump adds to each bin the part of [F(y-), F(y)] in the bin, divided by F(y) - F(y-).
     counts += np.sum(np.diff((np.arange(bins + 1) / bins).clip(lower, upper)) / (upper - lower), axis=0)
     return counts * bins / len(targets)
 
 
 def _just_below(targets: np.ndarray, distribution: Distribution) -> np.ndarray:
-    """Values so little below the targets that no more lies between than an atom at the target.
+    """Values so little below the targets that nothing but an atom at the target lies between.
 
-    A cdf counts what is within rounding of a target (`functional.rounding`), so they are further below than that.
+    A cdf counts values within rounding of a target (`functional.rounding`), so they are further below than rounding.
     """
     mean, std = (jnp.nan_to_num(each, posinf=0) for each in (distribution.mean, distribution.std))
-    # Not the next number: beside 0 this is one that compiled programs take as 0.
+    # The next smaller number is not enough: next to 0, compiled programs take it as 0.
     least = np.finfo(targets.dtype).tiny
     return targets - np.maximum(16 * np.asarray(rounding.tolerance(jnp.asarray(targets), mean, std)), least)
 
@@ -142,22 +144,22 @@ def coverage_by(
 ) -> Axes:
     """Coverage of the central interval in groups of rows: by label, or by bins of a column of numbers.
 
-    The gray bar of a group is the central 95 % of Binomial(m, confidence_level) / m: where the coverage of its m rows
-    lies if the intervals are exact in this group. One of 20 groups lies outside by chance. The numbers of rows are
-    written beside the names, the fraction of all rows that are covered in the legend.
+    The gray bar of a group is the central 95 % of Binomial(m, confidence_level) / m. If the intervals are exact in this
+    group, the coverage of its m rows lies in the bar 95 % of the time. One of 20 groups lies outside by chance. The
+    numbers of rows are written beside the names. The legend gives the fraction of all rows that are covered.
 
     Args:
         y: targets [n].
         distributions: predictions of n rows, or several by name.
-        by: labels [n], numbers or strings. Numbers of more than `bins` different values are cut into that many bins,
-            which hold about equally many rows (`labels.ColumnBins`); else each value is a group.
-        confidence_level: of the interval.
+        by: labels [n], numbers or strings. If numbers have more than `bins` different values, they are cut into `bins`
+            bins of about equally many rows (`labels.ColumnBins`). Else each value is a group.
+        confidence_level: the level of the interval.
         bins: the number of bins of a column of numbers, 2 or more.
         ax: where to draw; a new figure if None.
 
     Raises:
-        ValueError: if the lengths do not match, there is nothing to draw, the level lies outside (0, 1), there are
-            fewer than 2 bins, or a label is NaN.
+        ValueError: if the lengths do not match, there is nothing to draw, or the level lies outside (0, 1). Also if
+            there are fewer than 2 bins, or a label is NaN.
         ImportError: if matplotlib is not installed.
 
     Example:
@@ -191,14 +193,14 @@ def coverage_by(
 
 
 def _covered(y: ArrayLike, distribution: Distribution, confidence_level: float) -> np.ndarray:
-    """Whether the interval holds the target, of every row."""
+    """Whether the interval holds the target, for every row."""
     targets = _style.as_targets(y, distribution)
     lower, upper = _style.interval_of(distribution, confidence_level)
     return (lower <= targets) & (targets <= upper)
 
 
 def _groups(by: ArrayLike | Sequence, length: int, bins: int) -> tuple[list[str], np.ndarray]:
-    """The names of the groups, and the number of every row's."""
+    """The names of the groups, and the number of every row's group."""
     labels = _checks.as_labels("by", by, length)
     values, number = np.unique(labels, return_inverse=True)
     if labels.dtype.kind not in "iuf":
@@ -213,14 +215,14 @@ def _groups(by: ArrayLike | Sequence, length: int, bins: int) -> tuple[list[str]
 
 
 def _numbers(values: np.ndarray) -> list[str]:
-    """Different numbers as different texts, of 3 digits if these are enough; of up to 6 before the point."""
+    """Different numbers as different texts: with 3 digits if they are enough, or up to 6 for large numbers."""
     digits = max(3, min(6, len(f"{np.abs(values).max():.0f}")))
     written = lambda precision: [f"{value:.{precision}g}" for value in values]
     return written(next(precision for precision in range(digits, 18) if len({*written(precision)}) == len(values)))
 
 
 def _write_groups(ax: Axes, groups: Sequence[str], rows: np.ndarray, frame: tuple[float, float]) -> None:
-    """Names and numbers of rows as columns on the left inside the axes, whose other part shows the frame."""
+    """Write names and numbers of rows as columns on the left inside the axes, whose other part shows the frame."""
     from matplotlib.ticker import MaxNLocator
 
     width, height = _style.size_in_pixels(ax)
@@ -233,7 +235,7 @@ def _write_groups(ax: Axes, groups: Sequence[str], rows: np.ndarray, frame: tupl
     width_of = lambda texts: max(map(_style.width_of, texts))
 
     def written_in(font: float) -> tuple[float, float]:
-        """The gap between columns, and the room that the names have, in pixels."""
+        """The gap between columns, and the room for the names, in pixels."""
         for text in names + counts:
             text.set_fontsize(min(font, 0.75 * line))
         gap = 0.8 * min(font, 0.75 * line) * point

@@ -1,4 +1,4 @@
-"""Pictures of the central intervals: of rows beside each other, and over a real axis."""
+"""Pictures of the central intervals: for rows beside each other, and over a real axis."""
 
 import warnings
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from jaxcal.distributions import Distribution
 from jaxcal.plots import _style
 from jaxcal.plots._style import Axes, Interval
 
-# As many of the targets over a real axis are drawn as leave the band visible, as many arrows as can be distinguished.
+# The most targets over a real axis at which the band is still visible, and the most arrows that can be distinguished.
 _MOST_TARGETS, _MOST_ARROWS = 1000, 30
 
 
@@ -26,16 +26,16 @@ def intervals(
 ) -> Axes:
     """Predictions with central intervals, rows in the order of the predicted mean, the truth as dots.
 
-    Targets outside the widest interval are crosses. The legend gives the fraction of **all** rows inside each
-    interval; of more than `max_rows` rows, that many are drawn, evenly spaced in the order. Where the widest
-    interval is infinite it is cut at the frame, with an arrow; the legend says in how many of **all** rows.
+    Targets outside the widest interval are crosses. The legend gives the fraction of **all** rows inside each interval.
+    If there are more than `max_rows` rows, `max_rows` of them are drawn, evenly spaced in the order. An infinite widest
+    interval is cut at the frame, with an arrow. The legend gives the number of such rows among **all** rows.
 
     Args:
         y: targets [n].
         distribution: predictions of n rows.
         order: values [n] to sort the rows by; None takes the predicted mean.
         confidence_levels: levels of the intervals.
-        max_rows: how many rows are drawn at most.
+        max_rows: the most rows that are drawn.
         ax: where to draw; a new figure if None.
 
     Raises:
@@ -63,7 +63,7 @@ def intervals(
     ax = ax or _style.new_axes(_style.PAGE_WIDTH, 2.7)
     frame = _style.limits(targets, mean, *(end for interval in bounds for end in interval))
     for label, interval, color in zip(labels, bounds, _style.shades(len(levels)), strict=True):
-        lower, upper = (end.clip(*frame) for end in interval)  # an infinite bar would not be drawn at all
+        lower, upper = (end.clip(*frame) for end in interval)  # matplotlib does not draw an infinite bar
         ax.bar(places, upper - lower, bottom=lower, width=0.84, color=color, linewidth=0, label=label)
     ax.hlines(mean, places - 0.42, places + 0.42, color=_style.BLUE, linewidth=1, label="predicted mean")
     _draw_targets(ax, places, targets, bounds[0])
@@ -83,15 +83,15 @@ def prediction_band(
     confidence_levels: Sequence[float] = (0.9, 0.5),
     ax: Axes | None = None,
 ) -> Axes:
-    """The predicted mean over x, a line, with central intervals as bands, and the targets as dots.
+    """The predicted mean over x as a line, with central intervals as bands, and the targets as dots.
 
     The bands are pointwise: each interval holds its own target with the given probability. Targets outside the widest
-    one are crosses, and the legend gives the fraction of **all** targets inside each; of more than 1000 targets, that
-    many are drawn, evenly spaced in the order of x. Where the widest band is infinite it is cut at the frame, with
-    arrows; the legend says in how many rows.
+    band are crosses. The legend gives the fraction of **all** targets inside each band. If there are more than 1000
+    targets, 1000 of them are drawn, evenly spaced in the order of x. An infinite widest band is cut at the frame, with
+    arrows. The legend gives the number of rows with an infinite band.
 
     Args:
-        x: where the predictions lie [n], in any order.
+        x: the places of the predictions [n], in any order.
         distribution: predictions of n rows.
         y: targets [n], if there are any.
         confidence_levels: levels of the intervals.
@@ -125,7 +125,7 @@ def prediction_band(
     frame = _style.limits(*drawn) if targets is None else _style.limits(targets, *drawn)
     colors, many = _style.shades(len(levels)), number > _style.MANY_ROWS
     for label, (lower, upper), color in zip(_labels(levels, bounds, targets), bounds, colors, strict=True):
-        ends = lower.clip(*frame), upper.clip(*frame)  # an infinite one would leave a gap
+        ends = lower.clip(*frame), upper.clip(*frame)  # an infinite end would leave a gap
         ax.fill_between(places, *ends, color=color, linewidth=0, label=label, rasterized=many)
     ax.plot(places, mean, color=_style.BLUE, linewidth=1, label="predicted mean")
     lower, upper = bounds[0]
@@ -146,12 +146,12 @@ def _intervals_of(distribution: Distribution, confidence_levels: Sequence[float]
     levels = sorted(confidence_levels, reverse=True)
     widest = [_style.interval_of(distribution, level) for level in levels[:1]]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # what the distribution does not reach, the widest one has said
+        warnings.simplefilter("ignore", UserWarning)  # the widest interval has warned already
         return levels, widest + [_style.interval_of(distribution, level) for level in levels[1:]]
 
 
 def _labels(levels: Sequence[float], bounds: Sequence[Interval], targets: np.ndarray | None) -> list[str]:
-    """What the legend says of each interval: its level, and the fraction of the targets inside, if there are any."""
+    """The legend's text for each interval: its level, and the fraction of the targets inside, if there are any."""
     names = [f"{100 * level:g} % interval" for level in levels]
     if targets is None:
         return names
@@ -164,12 +164,12 @@ def _is_infinite(interval: Interval) -> np.ndarray:
 
 
 def _some(rows: np.ndarray, most: int) -> np.ndarray:
-    """At most so many of the rows, evenly spaced."""
+    """At most `most` of the rows, evenly spaced."""
     return rows[np.linspace(0, len(rows) - 1, min(len(rows), most)).round().astype(int)]
 
 
 def _draw_targets(ax: Axes, places: np.ndarray, targets: np.ndarray, interval: Interval, of: int | None = None) -> None:
-    """The targets as dots, those outside the interval as crosses; the legend says if they are some of more."""
+    """Draw targets as dots, or as crosses outside the interval; the legend says if they are some of `of` targets."""
     outside = (targets < interval[0]) | (targets > interval[1])
     label = "truth" if of in (None, len(targets)) else f"truth, {len(targets)} of {of}"
     ax.plot(places[~outside], targets[~outside], ".", color="black", markersize=3, label=label)

@@ -1,4 +1,4 @@
-"""Pictures of standardized residuals, which judge the predicted mean and std."""
+"""Pictures of standardized residuals, which test the predicted mean and std."""
 
 import numpy as np
 from jaxtyping import ArrayLike
@@ -7,15 +7,15 @@ from jaxcal.distributions import Distribution
 from jaxcal.plots import _style
 from jaxcal.plots._style import Axes, Forecasts
 
-# As many of the sorted residuals are drawn as a curve needs.
+# The most of the sorted residuals that are drawn: as many as a curve needs.
 _MOST_POINTS = 400
 
 
 def residuals(y: ArrayLike, distribution: Distribution, *, ax: Axes | None = None) -> Axes:
     """Standardized residuals (y - mean) / std against the predicted mean, with guides at ±1.96.
 
-    If the forecast is normal and calibrated, they scatter about 0 with the same spread everywhere, 5 % of
-    them beyond the guides. The legend gives the fraction that is.
+    If the forecast is normal and calibrated, they scatter about 0 with the same spread everywhere, and 5 % of them lie
+    beyond the guides. The legend gives the observed fraction beyond the guides.
 
     Args:
         y: targets [n].
@@ -48,17 +48,21 @@ def residuals(y: ArrayLike, distribution: Distribution, *, ax: Axes | None = Non
 
 
 def z_scores(y: ArrayLike, distributions: Forecasts, *, ax: Axes | None = None) -> Axes:
-    """Quantiles of z = (y - mean) / std against those of the standard normal.
+    """Quantiles of z = (y - mean) / std against quantiles of the standard normal distribution.
 
-    The curve of a calibrated normal forecast lies on the diagonal and, 95 % of the time at each point, inside the gray
-    band. A slope above 1 means that the predicted std is too small, a shift up that the predicted mean is too low, ends
-    that bend away from the diagonal that the tails are heavier than the normal's. The legend gives the std of z, the
-    root mean squared deviation from its mean, which should be 1. For forecasts that are not normal `pit_histogram` is
-    the picture to take.
+    The curve of a calibrated normal forecast lies near the diagonal. At each point it is inside the gray band 95 % of
+    the time. Other curves have a meaning:
 
-    The value number k of n in increasing order stands above the normal quantile of (k - 1/2) / n; the level of its
-    quantile follows Beta(k, n + 1 - k), which gives the band. Of many rows some values are drawn, the outermost and
-    others evenly spaced.
+    - If the slope is above 1, the predicted std is too small.
+    - If the curve is shifted up, the predicted mean is too low.
+    - If the ends bend away from the diagonal, the tails are heavier than the normal distribution's.
+
+    The legend gives the std of z, the root mean squared deviation from its mean, which should be 1. For forecasts that
+    are not normal, take `pit_histogram`.
+
+    The value number k of n in increasing order stands above the normal quantile of (k - 1/2) / n. The level of its
+    quantile has the distribution Beta(k, n + 1 - k), which gives the band. If there are many rows, some values are
+    drawn: the outermost ones, and others evenly spaced.
 
     Args:
         y: targets [n].
@@ -85,6 +89,7 @@ def z_scores(y: ArrayLike, distributions: Forecasts, *, ax: Axes | None = None) 
     ranks = _some_ranks(number)
     expected = ndtri((ranks - 0.5) / number)
     ax = ax or _style.new_axes(_style.COLUMN_WIDTH, _style.COLUMN_WIDTH)
+    # The level of the value number k has the distribution Beta(k, n + 1 - k).
     band = (ndtri(betaincinv(ranks, number + 1 - ranks, level)) for level in (0.025, 0.975))
     ax.fill_between(expected, *band, color=_style.PALE, linewidth=0, label="calibrated and normal, 95 %")
     ax.plot(expected, expected, color=_style.GRAY, linewidth=0.6)
@@ -109,6 +114,7 @@ def _some_ranks(number: int) -> np.ndarray:
     """Ranks from 1 to `number`, at most `_MOST_POINTS`, whose normal quantiles are about evenly spaced."""
     from scipy.special import ndtr, ndtri
 
+    # Rank k is at the level (k - 1/2) / n, so k = n level + 1/2.
     end = -ndtri(0.5 / number)
     levels = ndtr(np.linspace(-end, end, _MOST_POINTS))
     return np.unique(np.clip(np.rint(number * levels + 0.5), 1, number)).astype(int)

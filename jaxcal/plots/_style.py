@@ -1,4 +1,4 @@
-"""What the pictures share: colors, sizes, new figures, texts and legends that fit, marks of infinite intervals."""
+"""The common parts of pictures: colors, sizes, new figures, texts and legends that fit, marks of infinite intervals."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,20 +17,20 @@ if TYPE_CHECKING:  # an extra
 else:
     Artist = Axes = Legend = Text = Any
 
-# What a picture takes: predictions of n rows, or several by name.
+# The input of a picture: predictions of n rows, or several by name.
 Forecasts = Distribution | Mapping[str, Distribution]
 # The lower and the upper ends of every row's interval.
 Interval = tuple[np.ndarray, np.ndarray]
 
-# Okabe and Ito's palette, which color-blind readers can distinguish; the line styles and the markers distinguish the
-# forecasts in gray.
+# Okabe and Ito's palette, which color-blind readers can distinguish. The line styles and the markers
+# distinguish the forecasts in gray.
 BLUE, RED = "#0072B2", "#D55E00"
 COLORS = (BLUE, RED, "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 LINE_STYLES = ("-", "--", "-.", (0, (1, 1)), (0, (5, 1, 1, 1, 1, 1)), (0, (8, 2)))
 MARKERS = ("o", "s", "^", "D", "v", "P")
 GRAY, PALE = "0.55", "0.88"
 
-# A figure of its own gets these; an `ax` of the caller's keeps the caller's style.
+# The style of a new figure. The caller's `ax` keeps the caller's style.
 STYLE: dict[Any, Any] = {
     "font.size": 8,
     "axes.labelsize": 8,
@@ -48,13 +48,13 @@ STYLE: dict[Any, Any] = {
 COLUMN_WIDTH = 3.3  # inches, a column of most journals
 PAGE_WIDTH = 6.8
 
-MANY_ROWS = 5000  # a vector graphic of more dots is slow to open: they are drawn as an image
+MANY_ROWS = 5000  # more dots are drawn as an image, because a vector graphic of them is slow to open
 SMALLEST_FONT = 5.0  # points
 
 _Place = Literal["best", "upper left"]
 
 
-# What comes in
+# Input
 
 
 def by_name(distributions: Forecasts) -> dict[str, Distribution]:
@@ -74,7 +74,7 @@ def number_of_rows(distribution: Distribution) -> int:
     """How many rows there are.
 
     Raises:
-        ValueError: if they are of several outputs or runs.
+        ValueError: if there are several outputs or runs.
     """
     shape = distribution.mean.shape
     if len(shape) != 1:
@@ -86,7 +86,7 @@ def as_targets(y: ArrayLike, distribution: Distribution) -> np.ndarray:
     """The targets [n] as a NumPy array.
 
     Raises:
-        ValueError: if they are not as many as the predictions.
+        ValueError: if their number differs from the number of predictions.
     """
     return np.asarray(_checks.as_vector("y", y, length=number_of_rows(distribution)))
 
@@ -103,17 +103,17 @@ def color_of(i: int) -> str:
 
 
 def curve_style(i: int) -> dict[str, Any]:
-    """How the curve of the forecast number i is drawn; where a color comes again, its line style is another."""
+    """The style of the curve of the forecast number i; a color that is used again has another line style."""
     return {"color": color_of(i), "linestyle": LINE_STYLES[(i + i // len(COLORS)) % len(LINE_STYLES)]}
 
 
 def marker_style(i: int) -> dict[str, Any]:
-    """How the marks of the forecast number i are drawn; where a color comes again, its marker is another."""
+    """The style of the marks of the forecast number i; a color that is used again has another marker."""
     return {"color": color_of(i), "marker": MARKERS[(i + i // len(COLORS)) % len(MARKERS)]}
 
 
 def label_of(name: str, note: str) -> str:
-    """A forecast's entry in the legend; only the note where it has no name."""
+    """A forecast's entry in the legend; only the note if it has no name."""
     return f"{name}, {note}" if name else note
 
 
@@ -131,7 +131,7 @@ def new_axes(width: float, height: float) -> Axes:
 
 
 def limits(*values: np.ndarray) -> tuple[float, float]:
-    """Limits of an axis that holds all finite values, with a margin."""
+    """The limits of an axis for all finite values, with a margin."""
     finite = np.concatenate(values)
     finite = finite[np.isfinite(finite)]
     margin = 0.04 * (np.ptp(finite) or 1.0)
@@ -139,7 +139,7 @@ def limits(*values: np.ndarray) -> tuple[float, float]:
 
 
 def shades(count: int) -> list[tuple[float, ...]]:
-    """Blues from pale to middling, for intervals from the widest to the narrowest."""
+    """Blues from pale to medium, for intervals from the widest to the narrowest."""
     red, green, blue = 0.0, 0.447, 0.698  # BLUE
     weights = np.linspace(0.22, 0.5, count)
     return [tuple(1 - weight * (1 - part) for part in (red, green, blue)) for weight in weights]
@@ -149,38 +149,38 @@ def shades(count: int) -> list[tuple[float, ...]]:
 
 
 def font_of(text: Text) -> float:
-    """The size of its letters, in points."""
+    """The size of a text's letters, in points."""
     return text.get_fontproperties().get_size_in_points()
 
 
 def small_font(ax: Axes) -> float:
-    """The size of the letters in a legend, in points: a little less than that of the labels of the axes."""
+    """The size of the letters in a legend, in points: a little less than the size of the axes' labels."""
     return 0.85 * font_of(ax.xaxis.label)
 
 
 def small_fonts(ax: Axes) -> list[float]:
-    """The sizes that texts inside the axes are tried in, from the largest."""
+    """The font sizes that are tried for texts inside the axes, from the largest."""
     size = small_font(ax)
     return [size, *(shrunk for shrunk in (0.85 * size, 0.7 * size) if shrunk > SMALLEST_FONT)]
 
 
 def size_in_pixels(ax: Axes) -> tuple[float, float]:
-    """Width and height of the axes, where the layout of the figure puts them."""
+    """The width and the height of the axes after the figure's layout."""
     engine = ax.figure.get_layout_engine()
     if engine is not None:
-        engine.execute(ax.figure.figure)  # of a subfigure, the whole
+        engine.execute(ax.figure.figure)  # the whole figure, also of a subfigure
     ax.apply_aspect()
     box = ax.get_window_extent()
     return box.width, box.height
 
 
 def width_of(drawn: Artist) -> float:
-    """How wide a text is at most, in pixels: its letters are up to 6 % wider at other resolutions."""
+    """The greatest width of a text in pixels: its letters are up to 6 % wider at other resolutions."""
     return 1.06 * drawn.get_window_extent().width
 
 
 def shorten(text: Text, room: float) -> None:
-    """Cut a text in its middle until it is at most so many pixels wide; what follows the last comma stays if it can."""
+    """Cut a text in its middle until it is at most `room` pixels wide, if possible before the last comma."""
     whole = text.get_text()
     name, comma, note = whole.rpartition(", ")
     for long, rest in ((name, comma + note), (whole, "")) if comma else ((whole, ""),):
@@ -188,19 +188,19 @@ def shorten(text: Text, room: float) -> None:
             if width_of(text) <= room:
                 return
             end = kept // 2
-            text.set_parse_math(False)  # half a formula is none
+            text.set_parse_math(False)  # half of a formula cannot be parsed
             text.set_text(f"{long[: kept - end]}…{long[len(long) - end :]}{rest}")
 
 
 def finish(ax: Axes, x_label: str, y_label: str, frame: tuple[float, float] | None = None) -> None:
-    """Name the axes, and add the legend inside them: above them it would overlap a title, or be cut.
+    """Name the axes, and add the legend inside them; above them it would overlap a title, or be cut.
 
     Args:
-        ax: with all that is drawn, and the limits of the horizontal axis.
-        x_label: of the horizontal axis; in a smaller font where it is longer than the axis.
-        y_label: likewise.
-        frame: limits of the vertical axis: the legend lies above all that is between them. None puts it where it covers
-            the least, and leaves the limits as they are.
+        ax: the axes with all that is drawn, and with the limits of the horizontal axis.
+        x_label: the label of the horizontal axis, in a smaller font if it is longer than the axis.
+        y_label: the label of the vertical axis, likewise.
+        frame: the limits of the vertical axis; the legend lies above everything between them. None puts it where it
+            covers the least, and keeps the limits.
     """
     ax.set(xlabel=x_label, ylabel=y_label)
     if frame is None:
@@ -215,7 +215,7 @@ def finish(ax: Axes, x_label: str, y_label: str, frame: tuple[float, float] | No
 
 
 def _add_legend_above(ax: Axes, bottom: float, top: float) -> None:
-    """A legend at the upper edge, and limits that leave room for it above `top`, also in axes that share them."""
+    """Add a legend at the upper edge, and set limits with room for it above `top`, also in axes that share them."""
     shared = [other for other in ax.get_shared_y_axes().get_siblings(ax) if other is not ax and other.has_data()]
     lowest, highest = ax.get_ylim() if shared else (bottom, top)
     bottom = min(bottom, lowest)
@@ -228,16 +228,16 @@ def _add_legend_above(ax: Axes, bottom: float, top: float) -> None:
 
 
 def _add_legend(ax: Axes, *, loc: _Place, most_columns: int, most_height: float) -> Legend:
-    """A legend inside the axes, in a smaller font, or with shorter names, where it would not fit.
+    """A legend inside the axes, in a smaller font or with shorter names if it would not fit.
 
     Args:
-        ax: what it explains.
-        loc: where it lies.
-        most_columns: how many entries stand beside each other where there is room.
-        most_height: the fraction of the height that it covers at most, unless the font would become too small.
+        ax: the axes that it explains.
+        loc: the place of the legend.
+        most_columns: the most entries beside each other.
+        most_height: the greatest fraction of the height that it covers, unless the font would become too small.
     """
     width, height = size_in_pixels(ax)
-    width *= 0.97  # ticks of other lengths may yet make the axes narrower
+    width *= 0.97  # longer tick labels may later make the axes narrower
     *larger, smallest = small_fonts(ax)
     for font in larger:
         legend = _legend_in_columns(ax, loc, font, most_columns, width)
@@ -251,7 +251,7 @@ def _add_legend(ax: Axes, *, loc: _Place, most_columns: int, most_height: float)
 
 
 def _legend_in_columns(ax: Axes, loc: _Place, font: float, most: int, width: float) -> Legend:
-    """A legend of as many columns, at most so many, as have room in so many pixels; of one if none has."""
+    """A legend with the most columns, up to `most`, that fit into `width` pixels; with one column if none fits."""
     for columns in range(most, 1, -1):
         legend = _legend(ax, loc, font, columns)
         if width_of(legend) <= width:
@@ -281,15 +281,15 @@ def _legend(ax: Axes, loc: _Place, font: float, columns: int) -> Legend:
 def mark_infinite(
     ax: Axes, places: np.ndarray, interval: Interval, frame: tuple[float, float], *, label: str = "_", color: str = BLUE
 ) -> None:
-    """Arrows at the ends of the frame where an interval goes on for ever.
+    """Draw arrows at the ends of the frame where an interval is infinite.
 
     Args:
-        ax: what is drawn on.
-        places: of the rows on the horizontal axis.
-        interval: the ends of every row's.
+        ax: the axes to draw on.
+        places: the places of the rows on the horizontal axis.
+        interval: the ends of every row's interval.
         frame: the ends of the vertical axis, where the intervals are cut.
-        label: of the legend, which has it once; "_" is matplotlib's for what a legend does not show.
-        color: of the arrows.
+        label: the entry in the legend, which has it once. matplotlib's "_" stays out of the legend.
+        color: the color of the arrows.
     """
     (lower, upper), (bottom, top) = interval, frame
     for rows, height, marker in ((np.isposinf(upper), top, 6), (np.isneginf(lower), bottom, 7)):  # tips at the frame

@@ -1,4 +1,4 @@
-"""The picture of USNRT's tree: an outline, a line for every node."""
+"""The picture of USNRT's tree: an outline with a line for every node."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -13,28 +13,29 @@ if TYPE_CHECKING:
     from jaxcal.predictors._tree import Branch
     from jaxcal.predictors.usnrt import USNRT
 
-# The columns beside the conditions; the numbers of the last one stand at the ends of bars.
+# The columns beside the conditions. The numbers of the last column stand at the ends of bars.
 _TITLES = ("rows", "|T|", "ratio of stds", "leaf", "rmse")
-# In fractions of the width: the longest bar, and the least that the conditions get.
+# The longest bar, and the least width of the conditions, as fractions of the picture's width.
 _BAR, _CONDITIONS = 0.12, 0.35
 
 
 def tree(fitted: "USNRT", names: Sequence[str] | None = None, *, member: int = 0, ax: Axes | None = None) -> Axes:
-    """The tree of `predictors.usnrt` as an outline, a line for every node, below each one its left and its right side.
+    """The tree of `predictors.usnrt` as an outline; below each node stand its left and its right side.
 
-    A line has the condition that leads to the node and its training rows; where it is split, |T| of Levene's test and
-    the std of the residuals on the right over that on the left, with its 95 % interval. The bar of a leaf is as long as
-    the root mean square of its training residuals, in the unit of the target; before it stands the leaf's number, as
-    `USNRT.apply` gives it. The font is as small as the axes need; a condition that is too long is cut in its middle.
+    Every node has a line, with the condition that leads to it and the number of its training rows. If it is split, the
+    line has |T| of Levene's test. It also has the std of the residuals on the right over the std on the left, with the
+    ratio's 95 % interval. The bar of a leaf is as long as the root mean square of its training residuals, in the unit
+    of the target. The leaf's number stands before the bar, as `USNRT.apply` gives it. The font is as small as the axes
+    need. A condition that is too long is cut in its middle.
 
     Args:
         fitted: the module that `usnrt.fit` made.
-        names: the names of the columns of x; by default those of the data frame of the fit, or x[0], x[1], ...
-        member: which tree of an ensemble.
+        names: the names of the columns of x. The default is the data frame's names in the fit, or x[0], x[1], ...
+        member: the number of the tree in an ensemble.
         ax: where to draw; a new figure if None.
 
     Raises:
-        ValueError: if there is another number of names than columns.
+        ValueError: if the numbers of names and columns differ.
         ImportError: if matplotlib is not installed.
     """
     root = fitted.root(names, member=member)
@@ -68,17 +69,17 @@ def tree(fitted: "USNRT", names: Sequence[str] | None = None, *, member: int = 0
 
 
 def _outline(branch: "Branch", level: int = 0, above: int = 0, row: int = 0) -> Iterator[tuple[int, int, "Branch"]]:
-    """Every node from the root on, each one before its sides, with its level and the line of the node above."""
+    """Every node, beginning with the root and each before its sides, with its level and the line of the node above."""
     yield level, above, branch
     below = row + 1
     for part in branch.below:
-        found = list(_outline(part, level + 1, row, below))
-        yield from found
-        below += len(found)
+        nodes = list(_outline(part, level + 1, row, below))
+        yield from nodes
+        below += len(nodes)
 
 
 def _cells(branch: "Branch") -> tuple[str, ...]:
-    """What a line says in each column."""
+    """The text of a line in each column."""
     if not branch.below:
         return f"{branch.num_rows}", "", "", f"{branch.leaf}", f"{branch.rmse:.3g}"
     low, high = branch.std_ratio_interval
@@ -87,9 +88,9 @@ def _cells(branch: "Branch") -> tuple[str, ...]:
 
 
 def _columns(ax: Axes, table: Sequence[tuple[str, ...]]) -> tuple[float, float, np.ndarray]:
-    """The font in points, and in fractions of the width the gap between columns, and where the columns end.
+    """The font in points, and as fractions of the width the gap between columns and the ends of the columns.
 
-    The first end is that of the conditions; the last column, whose bars have a fixed width, ends at 1.
+    The first end is the end of the conditions. The last column, whose bars have a fixed width, ends at 1.
     """
     width, height = _style.size_in_pixels(ax)
     point = ax.figure.dpi / 72

@@ -1,4 +1,4 @@
-"""Pictures of how wide the central intervals are: their distribution, and their mean beside the coverage."""
+"""Pictures of the widths of central intervals: their distribution, and their mean against the coverage."""
 
 from collections.abc import Sequence
 
@@ -13,14 +13,14 @@ from jaxcal.plots._style import Axes, Forecasts
 
 
 def widths(distributions: Forecasts, *, confidence_level: float = 0.9, bins: int = 30, ax: Axes | None = None) -> Axes:
-    """Histogram of the widths of the central intervals, a fraction of the rows in each bin.
+    """Histogram of the widths of the central intervals, as fractions of the rows in each bin.
 
-    The legend gives the mean width, or the median where some are infinite. Those are a bar of their own on the right,
-    at ∞, and counted in the legend. Widths that are the same in all rows are a vertical line.
+    The legend gives the mean width, or the median if some widths are infinite. Infinite widths have their own bar on
+    the right, at ∞, and the legend gives their number. Widths that are the same in all rows are a vertical line.
 
     Args:
         distributions: predictions of n rows, or several by name.
-        confidence_level: of the interval.
+        confidence_level: the level of the interval.
         bins: the number of bins, of equal width; all forecasts share them.
         ax: where to draw; a new figure if None.
 
@@ -36,14 +36,14 @@ def widths(distributions: Forecasts, *, confidence_level: float = 0.9, bins: int
     """
     named = _style.by_name(distributions)
     _checks.check_at_least("bins", bins, 2)
-    found = {name: _widths_of(distribution, confidence_level) for name, distribution in named.items()}
-    edges = _edges([values[np.isfinite(values)] for values in found.values()], bins)
-    infinite = [float(np.mean(np.isinf(values))) for values in found.values()]
-    fractions = [np.histogram(values, edges)[0] / len(values) for values in found.values()]
-    # A forecast whose widths are all in one bin is a line: as a bar it would leave no room to the others.
+    widths_by_name = {name: _widths_of(distribution, confidence_level) for name, distribution in named.items()}
+    edges = _edges([values[np.isfinite(values)] for values in widths_by_name.values()], bins)
+    infinite = [float(np.mean(np.isinf(values))) for values in widths_by_name.values()]
+    fractions = [np.histogram(values, edges)[0] / len(values) for values in widths_by_name.values()]
+    # A forecast whose widths are all in one bin is drawn as a line. A bar would leave no room for the others.
     top = 1.05 * max([*infinite, *(float(fraction.max()) for fraction in fractions if fraction.max() < 1)]) or 1.0
     ax = ax or _style.new_axes(_style.COLUMN_WIDTH, 2.5)
-    for i, ((name, values), fraction) in enumerate(zip(found.items(), fractions, strict=True)):
+    for i, ((name, values), fraction) in enumerate(zip(widths_by_name.items(), fractions, strict=True)):
         style = {**_style.curve_style(i), "linewidth": 1.2, "label": _style.label_of(name, _center(values))}
         if fraction.max() == 1:
             ax.plot((values.mean(), values.mean()), (0, top), **style)
@@ -57,7 +57,7 @@ def widths(distributions: Forecasts, *, confidence_level: float = 0.9, bins: int
 
 
 def _draw_infinite(ax: Axes, fractions: Sequence[float], edges: np.ndarray) -> None:
-    """Bars at ∞, to the right of the bins: the fraction of the rows of every forecast that has some there."""
+    """Draw bars at ∞, to the right of the bins: the fraction of the rows, for every forecast with infinite widths."""
     low, high = edges[0], edges[-1]
     shown = np.flatnonzero(fractions).tolist()
     left, whole = high + 0.15 * (high - low), 0.08 * (high - low)
@@ -78,7 +78,7 @@ def _widths_of(distribution: Distribution, confidence_level: float) -> np.ndarra
 
 
 def _center(values: np.ndarray) -> str:
-    """The mean width; the median where some are infinite, and how many are."""
+    """The mean width as a text; if some widths are infinite, the median and the number of infinite widths."""
     infinite = np.isinf(values).sum()
     if not infinite:
         return f"mean {values.mean():.3g}"
@@ -86,9 +86,10 @@ def _center(values: np.ndarray) -> str:
 
 
 def _edges(finite: Sequence[np.ndarray], bins: int) -> np.ndarray:
-    """Edges of bins that hold all finite widths; those that differ by rounding lie in the middle of one bin."""
+    """The edges of bins for all finite widths; widths that differ by rounding lie in the middle of one bin."""
     values = np.concatenate(finite).astype(float)
     low, high = (values.min(), values.max()) if values.size else (0.0, 1.0)
+    # The bins are a little wider than needed, with a width above 0 also if all widths are equal.
     width = 1.01 * (max(high - low, 0.1 * high) or 1.0) / (bins - 1)
     start = max(0.0, (low + high) / 2 - (bins // 2 + 0.5) * width)
     return start + width * np.arange(bins + 1)
@@ -99,10 +100,10 @@ def width_against_coverage(
 ) -> Axes:
     """Mean width of the central intervals against their coverage: a mark for each method, a curve at several levels.
 
-    The good ones lie low, and not to the left of the nominal level, a dashed line. The gray band about it is the
-    central 95 % of Binomial(n, confidence_level) / n: where the coverage of n rows lies if the intervals are exact. If
-    an interval of any method is infinite, the widths are medians, which the axis says, and the legend counts the rows
-    with infinite ones; a median that is itself infinite is an arrow at the upper edge.
+    Good methods lie low, and not to the left of the nominal level, a dashed line. The gray band about it is the central
+    95 % of Binomial(n, confidence_level) / n. If the intervals are exact, the coverage of n rows lies in the band 95 %
+    of the time. If an interval of any method is infinite, the widths are medians, as the axis says. The legend then
+    gives the number of rows with infinite widths. A median that is itself infinite is an arrow at the upper edge.
 
     Args:
         y: targets [n].
@@ -125,11 +126,11 @@ def width_against_coverage(
     named = _style.by_name(distributions)
     _checks.check_fraction("confidence_levels", np.asarray(confidence_levels))
     levels = sorted(confidence_levels)
-    found = {name: _coverages_and_widths(y, distribution, levels) for name, distribution in named.items()}
-    infinite = {name: np.isinf(widths).any(axis=0).sum() for name, (_, widths) in found.items()}
+    measures = {name: _coverages_and_widths(y, distribution, levels) for name, distribution in named.items()}
+    infinite = {name: np.isinf(widths).any(axis=0).sum() for name, (_, widths) in measures.items()}
     average = np.median if any(infinite.values()) else np.mean
     bands = [calibrated_band(level, np.size(y)) for level in levels]
-    points = [(coverages, average(widths, axis=1)) for coverages, widths in found.values()]
+    points = [(coverages, average(widths, axis=1)) for coverages, widths in measures.values()]
     top = _style.limits(np.zeros(1), *(widths for _, widths in points))[1]
 
     ax = ax or _style.new_axes(_style.COLUMN_WIDTH, 2.7)
@@ -137,7 +138,7 @@ def width_against_coverage(
         labels = ("_", "_") if i else ("calibrated, 95 %", "nominal level")
         ax.fill_betweenx((0, top), *band, color=_style.PALE, linewidth=0, label=labels[0])
         ax.vlines(level, 0, top, color=_style.GRAY, linewidth=0.6, linestyle="--", label=labels[1])
-    for i, (name, (coverages, widths)) in enumerate(zip(found, points, strict=True)):
+    for i, (name, (coverages, widths)) in enumerate(zip(measures, points, strict=True)):
         note = f" ({infinite[name]} infinite)" if infinite[name] else ""
         style = {**_style.curve_style(i), **_style.marker_style(i), "markersize": 4, "linewidth": 1}
         ax.plot(coverages, widths.clip(max=top), label=f"{name or 'forecast'}{note}", **style)

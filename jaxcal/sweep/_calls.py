@@ -1,7 +1,7 @@
-"""One job where it is run: the process is prepared, the task is called, and whatever happens becomes text.
+"""One job where it is run: the process is prepared, the task is called, and the outcome becomes text.
 
-Only text crosses from process to process: neither an exception nor a result that cannot be pickled, or unpickled, does
-harm to the process that runs the sweep.
+Only text crosses from process to process. So no exception and no result that cannot be pickled or unpickled harms the
+process that runs the sweep.
 """
 
 import importlib
@@ -23,12 +23,12 @@ from jaxcal.compilation import enable_compilation_cache
 Record = dict[str, Any]
 Task = Callable[..., list[Record]]
 
-# One thread a process, in XLA and in the BLAS below NumPy and SciPy, which counts cores when it is imported.
+# One thread for each process, in XLA and in the BLAS of NumPy and SciPy, which counts cores when it is imported.
 ONE_THREAD = {"NPROC": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-# What a process of a cluster is told of the cache of programs: else it keeps one in its own user's folder.
+# The settings of the cache of programs that a cluster's process gets. Else it has a cache in its own user's folder.
 _CACHE_VARIABLES = ("JAX_COMPILATION_CACHE_DIR", "JAX_ENABLE_COMPILATION_CACHE")
-# Run before this module is imported, and with it jax and NumPy, which read the variables. Those that the cluster itself
-# has set stay, and so do all where dask's workers are threads of the sweep's own process.
+# This code runs before this module is imported, and with it jax and NumPy, which read the variables. Variables that the
+# cluster itself has set stay. If dask's workers are threads of the sweep's own process, all variables stay.
 _SET_VARIABLES = """
 import os, sys
 module = sys.modules.get("jaxcal.sweep._calls")
@@ -42,11 +42,11 @@ clearings = 0
 
 
 class Outcome(NamedTuple):
-    """What became of a job.
+    """The outcome of a job.
 
     Attributes:
-        kind: "records"; "error" of the job; "death" of its process, of which other jobs may be the cause.
-        text: the records as JSON, or what went wrong.
+        kind: "records"; "error" of the job; or "death" of its process, which other jobs may have caused.
+        text: the records as JSON, or the text of the error.
     """
 
     kind: str
@@ -54,7 +54,7 @@ class Outcome(NamedTuple):
 
 
 class PickledTask:
-    """A task, and its pickle, made once and only where one is needed: functions of `__main__` by value if possible."""
+    """A task, and its pickle, made once and only if it is needed; functions of `__main__` by value if possible."""
 
     def __init__(self, task: Task):
         """Keep the task."""
@@ -62,34 +62,34 @@ class PickledTask:
 
     @cached_property
     def pickle(self) -> bytes:
-        """For processes that do not have this one's `__main__`."""
+        """The pickle for processes that do not have this process's `__main__`."""
         return _pickler().dumps(self.task)
 
 
 class Call:
-    """A job as an executor gets it: threads of this process call it as it is.
+    """A job in the form that an executor gets; threads of this process call it directly.
 
-    Unpickled, it is a function of the standard library that holds bytes: a scheduler that unpickles it in passing
-    neither imports jax nor runs anything. Its call loads the bytes, which sets the environment, imports this module
-    and with it jax, and runs the job, in this order.
+    Unpickled, it is a function of the standard library that holds bytes. A scheduler that unpickles it in passing
+    neither imports jax nor runs anything. Its call loads the bytes. This first sets the environment, then imports this
+    module and with it jax, and then runs the job.
     """
 
     def __init__(self, task: PickledTask, job: Mapping[str, Any]):
         """Keep the task and the arguments of its call."""
         self._task, self._job = task, job
-        self.__name__ = getattr(task.task, "__name__", "task")  # which clusters show
+        self.__name__ = getattr(task.task, "__name__", "task")  # clusters show this name
 
     def __dask_tokenize__(self) -> str:
-        """Dask takes calls with equal tokens for one call: a second try would have the first one's outcome."""
+        """A new token: dask takes calls with equal tokens for one, and a second try would have the first outcome."""
         return uuid.uuid4().hex
 
     def __call__(self) -> Outcome:
-        """Run the job in this process. An interrupt of its main thread is meant for the sweep."""
+        """Run the job in this process. An interrupt of the main thread ends the sweep."""
         in_main_thread = threading.current_thread() is threading.main_thread()
         return _outcome(lambda: self._task.task(**self._job), interruptible=in_main_thread)
 
     def __reduce__(self) -> tuple:
-        """As described above."""
+        """The pickle that the class's docstring describes."""
         variables = ONE_THREAD | {name: os.environ[name] for name in _CACHE_VARIABLES if name in os.environ}
         prepare = _WhenLoaded(exec, _SET_VARIABLES, {"variables": variables, "process": PROCESS})
         perform = _WhenLoaded(run_pickled, pack(self._task.pickle, self._job))
@@ -97,7 +97,7 @@ class Call:
 
 
 class _WhenLoaded:
-    """Pickled, it is the call of the function: what is loaded is what the function returns."""
+    """The pickle of a function's call: to load it calls the function, and gives the function's result."""
 
     def __init__(self, function: Callable, *arguments: Any):
         self._call = function, arguments
@@ -107,7 +107,7 @@ class _WhenLoaded:
 
 
 def pack(task: bytes, job: Mapping[str, Any]) -> bytes:
-    """What `run_pickled` takes: a pickled task, and the arguments of its call."""
+    """The input of `run_pickled`: a pickled task, and the arguments of its call."""
     return pickle.dumps((task, dict(job)))
 
 
@@ -124,14 +124,14 @@ def run_pickled(packed: bytes) -> Outcome:
 
 
 _keep_programs = cache(enable_compilation_cache)
-# What functions that are pickled by value have compiled is lost when they are unpickled again.
+# The last task is kept: if it is pickled by value, its compiled programs are lost when it is unpickled again.
 _unpickled = lru_cache(maxsize=1)(pickle.loads)
 
 
 def _outcome(call: Callable[[], Any], interruptible: bool = False) -> Outcome:
-    """What the call returns or raises. Neither `sys.exit` nor an interrupt in a job ends its process.
+    """The result of a call, or its error. Neither `sys.exit` nor an interrupt in a job ends its process.
 
-    The sweep reports its progress, and several jobs at a time would write over each other.
+    A job reports no progress: the sweep does, and several jobs at a time would write over each other.
     """
     try:
         with progress.to(None):
@@ -143,7 +143,7 @@ def _outcome(call: Callable[[], Any], interruptible: bool = False) -> Outcome:
 
 
 def _json(records: Any) -> str:
-    """What a task returned, as it stands in the file."""
+    """The result of a task in the form of the file."""
     if not isinstance(records, list):
         raise TypeError(f"a task must return a list of dicts, got {type(records).__name__}: {_short(records)}.")
     for record in records:
@@ -155,7 +155,7 @@ def _json(records: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Arrays, and numbers of NumPy and jax, as lists and numbers of Python."""
+    """An array as a list, and a number of NumPy or jax as a number of Python."""
     if not hasattr(value, "tolist"):
         kind = type(value).__name__
         raise TypeError(f"the values of a record must be plain or arrays, got {kind}: {_short(value)}.")
@@ -168,7 +168,7 @@ def _short(value: Any) -> str:
 
 
 def _pickler() -> Any:
-    """A pickler of functions by value, which dask, submitit, joblib and Ray bring along; else pickle itself."""
+    """A pickler of functions by value, which dask, submitit, joblib and Ray install; else pickle itself."""
     for name in ("cloudpickle", "joblib.externals.cloudpickle", "ray.cloudpickle"):
         try:
             return importlib.import_module(name)
@@ -178,9 +178,9 @@ def _pickler() -> Any:
 
 
 def _make_room_to_compile() -> None:
-    """Forget the programs of earlier jobs where they are too many.
+    """Delete the compiled programs of earlier jobs if they are too many.
 
-    Each compiled program holds memory maps; at Linux's limit for a process XLA crashes.
+    Each compiled program holds memory maps. XLA crashes at Linux's limit for a process.
     """
     global clearings
     if "jax" in sys.modules and memory_maps_are_half_used():
@@ -189,7 +189,7 @@ def _make_room_to_compile() -> None:
 
 
 def memory_maps_are_half_used() -> bool:
-    """Whether this process has half of the memory maps that Linux allows it."""
+    """Whether this process has more than half of the memory maps that Linux allows."""
     try:
         with open("/proc/self/maps") as maps, open("/proc/sys/vm/max_map_count") as limit:
             return sum(1 for _ in maps) > int(limit.read()) // 2

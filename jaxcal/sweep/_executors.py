@@ -1,4 +1,4 @@
-"""Executors of others, clusters among them: what they must have, and how their futures are waited for."""
+"""Executors of other libraries, such as clusters: the methods that they need, and the wait for their futures."""
 
 import asyncio
 import contextlib
@@ -16,14 +16,14 @@ _ALLOWED = (
     "executor must have a `submit` whose futures have `done` and `result`: a concurrent.futures executor, joblib's "
     "loky, dask's Client, a submitit executor, mpi4py's MPIPoolExecutor, or sweep.RayExecutor() for Ray"
 )
-# Between two looks at futures that do not report when they are done: at least, in seconds, and in times of a look,
-# which may go to the disk for each future.
+# Some futures do not report when they are done. The pause between two checks of them is at least 0.01 seconds, and at
+# least ten times as long as a check. A check may read the disk for each future.
 _PAUSE, _PAUSE_IN_LOOKS = 0.01, 10
-# SLURM takes a thousand jobs in one array, if it is not told otherwise.
+# SLURM takes a thousand jobs in one array by default.
 _BATCH = 1000
 _BROKEN = (
-    "A process of this executor died, perhaps of this job, and with it the executor: the jobs that follow cannot run "
-    "in it. The sweep's own processes, without executor=, outlive such jobs, and name them.\n"
+    "A process of this executor died, perhaps because of this job. The executor is broken, so the following jobs "
+    "cannot run in it. The sweep's own processes, without executor=, outlive such jobs, and name them.\n"
 )
 
 
@@ -31,7 +31,7 @@ class RayExecutor:
     """Ray as `executor` of `run`: each job is a Ray task.
 
     Args:
-        options: those of `ray.remote` for a job: `num_cpus`, `num_gpus`, `max_retries` for workers that die, ...
+        options: the options of `ray.remote` for a job: `num_cpus`, `num_gpus`, `max_retries` for workers that die, ...
 
     Example:
         >>> from jaxcal import sweep
@@ -40,7 +40,7 @@ class RayExecutor:
 
     def __init__(self, **options: Any):
         ray = importlib.import_module("ray")
-        # Ray pickles a lambda by value: its worker does not import jax before it has the call, which sets the
+        # Ray pickles a lambda by value. So its worker does not import jax before it has the call, which sets the
         # environment.
         job = lambda call: call()
         self._job = ray.remote(**options)(job) if options else ray.remote(job)
@@ -61,7 +61,7 @@ class _RayFuture:
 
 
 def check(executor: Any) -> None:
-    """Raise a TypeError for what cannot run jobs, before it is given any."""
+    """Raise a TypeError if an executor cannot run jobs, before it gets any."""
     if isinstance(executor, type) or not callable(getattr(executor, "submit", None)):
         raise TypeError(f"{_ALLOWED}; got {executor!r}.")
     if getattr(executor, "asynchronous", False):
@@ -72,16 +72,15 @@ def results(executor: Any, calls: Mapping[str, Call]) -> Iterator[tuple[str, Out
     """Submit all calls in order, each once.
 
     Args:
-        executor: what `check` takes.
-        calls: by the name of the job.
+        executor: an executor that `check` accepts.
+        calls: the calls by the names of the jobs.
 
     Yields:
-        The name and the outcome of each job, as they come. Calls that are not finished are canceled when the iterator
-        is closed.
+        The name and the outcome of each job, when it is finished. Other calls are canceled when the iterator is closed.
 
     Raises:
-        TypeError: if the first future does not fit; no other call is submitted.
-        Exception: what the executor raises if it does not even take the first call.
+        TypeError: if the first future does not have the methods needed; no other call is submitted.
+        Exception: the executor's error, if it does not even take the first call.
     """
     futures: dict[str, Any] = {}
     try:
@@ -96,11 +95,11 @@ def results(executor: Any, calls: Mapping[str, Call]) -> Iterator[tuple[str, Out
 
 
 def _submit(executor: Any, calls: Mapping[str, Call], futures: dict[str, Any]) -> dict[str, Outcome]:
-    """Fill the dict of futures; returns the errors of calls that the executor did not take."""
+    """Fill the dict of futures, and return the errors of the calls that the executor did not take."""
     refused = {}
     names = iter(calls)
     while batch := list(itertools.islice(names, _BATCH)):
-        # submitit makes one array of jobs of a batch.
+        # submitit makes one array of jobs from a batch.
         with executor.batch() if hasattr(executor, "map_array") else contextlib.nullcontext():
             for name in batch:
                 try:
@@ -143,7 +142,7 @@ def _as_finished(futures: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _outcome(future: Any) -> Outcome:
-    """What the future gives. All that it raises comes from the executor: errors of the job are outcomes."""
+    """The outcome of a future. If it raises, the error is the executor's, because a job's error is an outcome."""
     try:
         outcome = future.result()
     except (Exception, asyncio.CancelledError) as error:

@@ -1,6 +1,6 @@
 """The file of a sweep: a line of JSON for each finished job, written by one sweep at a time.
 
-A line is {"job": {...}, "stamp": {...}, "records": [{...}, ...]}. A last one that a kill cut short is no line.
+A line is {"job": {...}, "stamp": {...}, "records": [{...}, ...]}. A last line that a kill cut short does not count.
 """
 
 import contextlib
@@ -13,11 +13,12 @@ from typing import Any
 from jaxcal import _checks
 
 Record = dict[str, Any]
-# Descriptors that hold locks. A forked process inherits them, and would keep the locks for longer than this one.
+# The descriptors that hold locks. A forked process inherits them, and could keep the locks longer than this process.
 _locks: set[int] = set()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=lambda: [os.close(lock) for lock in _locks])
-# Where Windows, which locks bytes, locks this file: far behind its end, so that everybody can read it.
+# The byte that is locked on Windows, which locks bytes. It is far behind the end of the file, so that others can read
+# it.
 _LOCKED_BYTE = 2**62
 
 
@@ -38,12 +39,12 @@ def plain(values: Any, what: str) -> str:
 
 
 def name_of(job: Mapping[str, Any]) -> str:
-    """What a job is known by: the order of its arguments does not matter."""
+    """The name of a job, which does not depend on the order of its arguments."""
     return json.dumps(job, sort_keys=True)
 
 
 def check_same(first: Mapping[str, Any], second: Mapping[str, Any], what: str) -> None:
-    """Raise a ValueError if both have a key whose values differ: one of them would be lost."""
+    """Raise a ValueError if both have a key with different values, because one of them would be lost."""
     for key in first.keys() & second.keys():
         if first[key] != second[key] and json.dumps(first[key]) != json.dumps(second[key]):  # NaN differs from itself
             raise ValueError(f"{what} have the key {key!r} with two values, {first[key]!r} and {second[key]!r}.")
@@ -68,12 +69,12 @@ def flat(line: Record) -> list[Record]:
 
 
 def read_lines(path: Path) -> dict[str, Record]:
-    """What the file holds, by the name of the job."""
+    """The lines of the file, by the name of the job."""
     if not path.exists():
         return {}
     lines, repeated = {}, []
     for number, text in enumerate(path.read_bytes().splitlines(keepends=True), start=1):
-        if not text.endswith(b"\n"):  # cut short by a kill, and so the last one
+        if not text.endswith(b"\n"):  # the last line, cut short by a kill
             break
         line = _parsed(text, f"{path}, line {number},")
         first = lines.setdefault(name_of(line["job"]), line)
@@ -98,14 +99,14 @@ def _parsed(text: bytes, where: str) -> Record:
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[Callable[[Record], None]]:
-    """A function that writes a line to the end of the file, down to the disk; nobody else writes meanwhile.
+    """A function that writes a line to the end of the file, down to the disk; no other sweep writes meanwhile.
 
     Raises:
         BlockingIOError: if another sweep writes.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with _locked(path), open(path, "ab") as file:
-        # A last line that was not written to its end is cut off: the next one starts afresh.
+        # A last line that was cut short is removed, so that the next line is whole.
         os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
 
         def append(line: Record) -> None:
@@ -118,7 +119,10 @@ def writing(path: Path) -> Iterator[Callable[[Record], None]]:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Lock a file, which is made where it is missing. The end of the process unlocks it too, whatever ends it."""
+    """Lock a file, which is made if it is missing.
+
+    The end of the process also unlocks it, whatever ends the process.
+    """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     _locks.add(descriptor)
     try:
@@ -143,7 +147,7 @@ def _lock(descriptor: int, path: Path) -> None:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):
         raise BlockingIOError(
-            f"another sweep is writing to {path}: wait for its end, or give this one a file of its own."
+            f"another sweep is writing to {path}: wait for its end, or give this sweep its own file."
         ) from None
     except OSError as error:
         _checks.warn(f"{path} cannot be locked ({error}): no other sweep must write to it meanwhile.")

@@ -1,7 +1,7 @@
-"""Processes of this machine: one a core, with one thread, and jobs handed to each when it is free.
+"""Processes of this machine, one for each core, with one thread; a process gets a job when it is free.
 
-Each has a single job at a time, so that the job of a process that died is known. It may have died of the others' use of
-memory: it is run once more when all others are done, alone.
+Each process has a single job at a time, so that the job of a process that died is known. The cause may be the other
+jobs' use of memory. So this job is run once more, alone, when all others are done.
 """
 
 import contextlib
@@ -19,9 +19,9 @@ from typing import Any
 from jaxcal.compilation import cache_environment
 from jaxcal.sweep._calls import ONE_THREAD, Outcome, Task, pack, run_pickled
 
-# A job's own children may hold its end of the pipe open after its death: look that often, in seconds.
+# The seconds between two checks for dead processes: a job's own children may hold its end of the pipe open.
 _LOOK_FOR_DEATHS = 1.0
-# For a process that has closed its end of the pipe, or was told to end.
+# The time for a process to end that has closed its end of the pipe, or was told to end.
 _SECONDS_TO_END = 10.0
 
 
@@ -30,11 +30,11 @@ def results(task: Task, jobs: Mapping[str, Mapping[str, Any]], workers: int | No
 
     Args:
         task: a function of a module.
-        jobs: its arguments, by the name of the job.
-        workers: number of processes; None: one for each core that this process may use.
+        jobs: the arguments of the task, by the name of the job.
+        workers: the number of processes. None for one on each core that this process may use.
 
     Yields:
-        The name and the outcome of each job, as they come. The processes end when the iterator is closed.
+        The name and the outcome of each job, when it is finished. The processes end when the iterator is closed.
 
     Raises:
         TypeError: if the task cannot be pickled.
@@ -50,16 +50,16 @@ def results(task: Task, jobs: Mapping[str, Mapping[str, Any]], workers: int | No
 
 
 def _cores(workers: int | None) -> list[int | None]:
-    """A core for each process, one after the other; None where a process is not bound to one."""
+    """A core for each process, one after the other; None if the processes are not bound to cores."""
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
     workers = workers or len(cores or range(os.cpu_count() or 1))
     if cores and workers < len(cores):
-        cores = None  # another sweep may be on the same ones while others are idle
+        cores = None  # another sweep may use the same cores while others are idle
     return list(itertools.islice(itertools.cycle(cores or [None]), workers))
 
 
 def _run(task: bytes, jobs: Mapping[str, Mapping[str, Any]], cores: list[int | None]) -> Iterator[tuple[str, Outcome]]:
-    """Run each job in one of as many processes as there are cores."""
+    """Run each job in one of several processes, one for each entry of `cores`."""
     waiting = deque(jobs)
     workers = [_Worker(core) for core in cores[: len(jobs)]]
     without_jobs: list[_Worker] = []
@@ -80,7 +80,7 @@ def _run(task: bytes, jobs: Mapping[str, Mapping[str, Any]], cores: list[int | N
                 if name is not None and outcome is not None:
                     yield name, outcome
     finally:
-        # Most of all for Ctrl-C: no waiting for the jobs that are being run.
+        # Running jobs are not waited for, above all after Ctrl-C.
         for worker in workers:
             worker.kill()
         for worker in without_jobs:
@@ -89,7 +89,7 @@ def _run(task: bytes, jobs: Mapping[str, Mapping[str, Any]], cores: list[int | N
 
 
 def _heard_of(workers: Iterable["_Worker"]) -> list["_Worker"]:
-    """Those who have sent something, or have died."""
+    """The workers that have sent something, or have died."""
     ready = wait([worker.connection for worker in workers], _LOOK_FOR_DEATHS)
     return [worker for worker in workers if worker.connection in ready or not worker.process.is_alive()]
 
@@ -98,21 +98,21 @@ class _Worker:
     """A process bound to a core.
 
     Attributes:
-        core: its number.
+        core: the number of the core; None if it is not bound.
         process: the process itself.
         connection: this end of the pipe to it.
         job: the name of the job that it runs.
     """
 
     def __init__(self, core: int | None):
-        # Not forked: XLA's threads, where this process has some, do not survive that.
+        # The process is not forked, because XLA's threads do not survive a fork.
         context = multiprocessing.get_context("spawn")
         self.core = core
         self.job: str | None = None
         self._started = False
         self.connection, other_end = context.Pipe()
         self.process = context.Process(target=_work, args=(other_end, core))
-        # The process's libraries read the environment while they are imported, which is before any code of ours.
+        # The process's libraries read the environment when they are imported, which is before any code of jaxcal.
         with _environment(ONE_THREAD | cache_environment()):
             self.process.start()
         other_end.close()
@@ -120,11 +120,11 @@ class _Worker:
     def give(self, name: str, packed: bytes) -> None:
         """Let it run a job."""
         self.job = name
-        with contextlib.suppress(OSError):  # it has died: receive will say so
+        with contextlib.suppress(OSError):  # it has died, and receive will say so
             self.connection.send_bytes(packed)
 
     def receive(self) -> Outcome | None:
-        """What became of its job; None if it had none and is ready for its first one."""
+        """The outcome of its job; None if it had no job and is ready for its first one."""
         try:
             if not self.connection.poll():
                 raise EOFError  # dead, while children of its job hold the pipe open
@@ -141,7 +141,7 @@ class _Worker:
         how = _exit(self.process.exitcode)
         if not self._started:
             raise RuntimeError(
-                f"a process of the sweep ended {how} while it started. What it printed says why. A script must call "
+                f"a process of the sweep ended {how} while it started. Its output says why. A script must call "
                 'sweep.run below `if __name__ == "__main__":`, because each process imports it.'
             )
         return Outcome("death", f"The process of this job ended {how}, twice: the second time the job ran alone.\n")
@@ -163,10 +163,10 @@ def _exit(code: int | None) -> str:
 
 
 def _work(connection: Connection, core: int | None) -> None:
-    """What a process does: one job after another, until there are no more."""
+    """Run one job after another in this process, until there are no more."""
     if core is not None:
         os.sched_setaffinity(0, {core})
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent has it as well, and ends its workers
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets the signal, too, and ends its workers
     threading.Thread(target=_end_with_parent, daemon=True).start()
     connection.send(None)
     while True:
@@ -178,7 +178,7 @@ def _work(connection: Connection, core: int | None) -> None:
 
 
 def _end_with_parent() -> None:
-    """Wait for the end of the parent, and end: else a killed sweep would leave its workers behind."""
+    """Wait for the end of the parent, and end; otherwise the workers of a killed sweep would go on."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

@@ -1,4 +1,4 @@
-"""A sweep: which jobs are left, where they are run, and what becomes of what they return."""
+"""A sweep: it finds the jobs that are left, runs them, and writes their results."""
 
 import contextlib
 import json
@@ -24,38 +24,39 @@ def run(
     stamp: Mapping[str, Any] | None = None,
     executor: Any = None,
 ) -> list[Record]:
-    """Call `task(**job)` for every job that is not in the file yet, and append what it returns.
+    """Call `task(**job)` for every job that is not in the file yet, and append its result.
 
-    Jobs are handed out in order. A job that fails does not keep the others from being done and written: not if it
-    raises, exits, returns what cannot be written, or ends its process. In the last case it is run once more, alone,
-    after all others, because the cause may have been their use of memory; then it counts as failed.
+    Jobs start in order. If a job fails, the others are still done and written. A job fails if it raises, exits, returns
+    a result that cannot be written, or ends its process. In the last case it is run once more, alone, after all others,
+    because their use of memory may have been the cause. If it ends its process again, it counts as failed.
 
-    Processes of the sweep's own have one thread each and keep compiled programs on disk
-    (`jaxcal.enable_compilation_cache`). So have those of an executor, unless their environment says otherwise.
+    The sweep's own processes have one thread each and keep compiled programs on disk
+    (`jaxcal.enable_compilation_cache`). So do an executor's processes, unless their environment says otherwise.
 
-    `jaxcal.progress` says how many jobs are finished, after every one; fits inside of jobs report nothing.
+    `jaxcal.progress` reports, after every job, how many jobs are finished; fits inside jobs report nothing.
 
     Args:
-        task: a function of a module, so that other processes find it; returns a list of flat dicts, whose values
-            are plain or arrays (read back as lists). A dict that has a key of the job or the stamp must give it the
-            same value.
-        jobs: the keyword arguments of each call: plain values. They are a job's name in the file: a job that is given
-            twice is one job, done once. Let repetitions differ by a seed.
-        path: file of finished jobs, a line of JSON each; made where it is missing, with its folder. While a sweep
-            writes to it the operating system locks it.
-        workers: number of processes; None takes one for each core that this process may use.
+        task: a function of a module, so that other processes find it. It returns a list of flat dicts, whose values are
+            plain or arrays (read back as lists). A dict that has a key of the job or the stamp must give it the same
+            value.
+        jobs: the keyword arguments of each call, plain values. They are a job's name in the file. So a job that is
+            given twice is one job, done once; repetitions must differ, for example, by a seed.
+        path: the file of finished jobs, a line of JSON for each. It is made if it is missing, with its folder. While a
+            sweep writes to it the operating system locks it.
+        workers: the number of processes. None for one on each core that this process may use.
         stamp: plain values to keep beside the records of every job: versions, the date.
-        executor: where the jobs are run in place of processes of our own: a `concurrent.futures` executor (threads,
-            joblib's loky, mpi4py's MPIPoolExecutor), dask's Client, a submitit executor, `RayExecutor`, or anything
-            else whose `submit(function)` returns futures with `done` and `result`. It is left open.
+        executor: runs the jobs in place of the sweep's own processes. It may be a `concurrent.futures` executor
+            (threads, joblib's loky, mpi4py's MPIPoolExecutor), dask's Client, a submitit executor, or `RayExecutor`.
+            Any other object will do if its `submit(function)` returns futures with `done` and `result`. The executor is
+            not closed.
 
     Returns:
         The records of all jobs, in the order of the jobs, as `read` gives them.
 
     Raises:
-        ValueError: if workers is not positive, jobs or stamp are not plain or disagree in the value of a key, or a line
-            of the file (other than a last one cut short) is damaged.
-        TypeError: if the task or the executor cannot be used. Nothing was run.
+        ValueError: if workers is not positive, or if jobs or stamp are not plain or have different values of a key.
+            Also if a line of the file is damaged (other than a last line that was cut short).
+        TypeError: if the task or the executor cannot be used. No job was run.
         BlockingIOError: if another sweep is writing to the file.
         RuntimeError: if jobs failed; it names them, with the first one's traceback. The next sweep tries them again.
 
@@ -76,7 +77,8 @@ def run(
     if executor is not None:
         _executors.check(executor)
     asked = _by_name(jobs)
-    # What the task does to its arguments, or the caller to the stamp, does not change what is written.
+    # Jobs and stamp are kept as text. So it has no effect on the file if the task changes its arguments, or the caller
+    # the stamp.
     texts = {name: json.dumps(job) for name, job in asked.items()}
     stamped = _file.plain(stamp or {}, "stamp")
     for job in asked.values():
@@ -108,13 +110,13 @@ def read(path: str | os.PathLike) -> list[Record]:
     """The records of all finished jobs, in the order in which they finished: {**job, **stamp, **record}.
 
     Args:
-        path: a file that `run` wrote, perhaps still writes; one that does not exist holds no records.
+        path: a file that `run` wrote or still writes. A file that does not exist has no records.
 
     Raises:
-        ValueError: if a line (other than a last one cut short) is damaged.
+        ValueError: if a line is damaged (other than a last line that was cut short).
 
     Warns:
-        UserWarning: if a job is there more than once, with other records, as in files that were put together; the first
+        UserWarning: if a job is there more than once with different records, as in concatenated files. The first one
             counts.
 
     Example:
@@ -141,7 +143,7 @@ def _by_name(jobs: Iterable[Record]) -> dict[str, Record]:
 def _outcomes(
     task: Task, jobs: Mapping[str, Record], workers: int | None, executor: Any
 ) -> Generator[tuple[str, Outcome], None, None]:
-    """The name and the outcome of each job, as they come; last those of jobs whose process died, when run once more."""
+    """The name and the outcome of each job that finishes; last, jobs whose process died are run once more."""
     if executor is None:
         results = partial(_processes.results, task, workers=workers)
     else:
@@ -158,7 +160,7 @@ def _outcomes(
 
 
 def _line(job: str, stamp: str, outcome: Outcome) -> Record:
-    """What is written of a finished job."""
+    """The line of a finished job."""
     if outcome.kind != "records":
         raise _JobError(outcome.text)
     try:

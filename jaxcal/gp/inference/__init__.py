@@ -1,4 +1,4 @@
-"""How a process is fitted: by all rows, through inducing points, by the nearest rows, or over minibatches."""
+"""How a process is fitted: with all rows, with inducing points, with the nearest rows, or in minibatches."""
 
 from jaxcal.gp.inference.exact import Exact as Exact
 from jaxcal.gp.inference.nearest import Nearest as Nearest

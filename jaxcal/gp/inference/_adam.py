@@ -1,4 +1,4 @@
-"""Adam on the evidence in GPyTorch's coordinates, as CRUDE and GPyTorch's examples have it."""
+"""Adam on the evidence in GPyTorch's coordinates, as in CRUDE and in GPyTorch's examples."""
 
 from collections.abc import Callable
 
@@ -14,17 +14,17 @@ from jaxcal.gp import model as models
 from jaxcal.gp.model import Data, Found, Model
 from jaxcal.optimize import Result, adam
 
-# GPyTorch keeps the variance of the noise above this.
+# GPyTorch keeps the noise variance above this.
 _GPYTORCH_NOISE = 1e-4
 
 
 def descended_by_adam(
     model: Model, data: Data, jitter: Float[Array, ""], learning_rate: ArrayLike, steps: int | Int[ArrayLike, ""]
 ) -> Found:
-    """The model after so many steps of Adam: hyperparameters are the softplus of what is learned."""
+    """The model after `steps` steps of Adam, whose hyperparameters are the softplus of the learned parameters."""
     params, fixed = models.split(model)
     cost = models.cost_beyond_bounds(model, data)
-    # One vector: for a tree, XLA would compile every update once a leaf.
+    # The parameters are one vector: for a tree, XLA would compile every update once for each leaf.
     raw, unravel = ravel_pytree(_map_hyperparameters(lambda log, least: inverse_softplus(jnp.exp(log) - least), params))
     descent = adam(jnp.asarray(learning_rate, raw.dtype))
 
@@ -53,9 +53,9 @@ def descended_by_adam(
 
 
 def _map_hyperparameters(change: Callable, model: Model) -> Model:
-    """Kernel and noise changed by `change(value, least)`, with the least value that GPyTorch allows."""
+    """The model with kernel and noise changed by `change(value, least)`; `least` is the least value in GPyTorch."""
     parts = lambda model: (model.kernel, model.log_noise)
     kernel, noise = parts(model)
     kernel = jax.tree.map(lambda value: change(value, 0.0), kernel)
-    noise = jax.tree.map(lambda value: change(value, _GPYTORCH_NOISE), noise)  # None where it is fixed
+    noise = jax.tree.map(lambda value: change(value, _GPYTORCH_NOISE), noise)  # None if it is fixed
     return eqx.tree_at(parts, model, (kernel, noise), is_leaf=lambda node: node is None)

@@ -1,4 +1,4 @@
-"""What a fit takes where the user names no inference: by the number of rows, the device, and leave-one-out CRPS."""
+"""The inference if the user names none: it depends on the number of rows, the device, and the leave-one-out CRPS."""
 
 from typing import cast
 
@@ -20,21 +20,22 @@ from jaxcal.gp.process import Process
 from jaxcal.gp.protocols import Inference, Noise
 from jaxcal.optimize import Result
 
-# Up to the first number of rows the exact process is taken. Up to the second one LAPACK fits known rows exactly, beside
-# the nearest rows: either predicts better on some data.
+# Up to 2000 rows the exact process is taken. Above that, up to 5000 known rows, LAPACK fits the exact process, and
+# `Nearest` is fitted beside it: each predicts better on some data.
 _EXACT_ROWS, _EXACT_ROWS_BY_LAPACK = 2000, 5000
-# Of known rows on an accelerator, by its memory in GiB. An evaluation holds six matrices of the rows in float32.
+# The most known rows of the exact process on an accelerator with at least this memory in GiB: (GiB, rows). An
+# evaluation holds six float32 matrices of the rows.
 _EXACT_ROWS_BY_MEMORY = (8, 8_000), (14, 12_000), (30, 20_000), (70, 32_000), (120, 42_000)
-# Above so many rows the nearest are not asked: to predict as many takes O(n^2), hours of a million.
+# Above this number of rows `Nearest` is not tried. To predict n points takes O(n^2), which is hours for a million.
 _NEAREST_ROWS = 250_000
 
 
 def chosen(n: int, noise: Noise, *, is_known: bool, in_numpy: bool) -> tuple[Inference, ...]:
-    """The inferences of which the one with the better leave-one-out predictions is to be taken; often a single one.
+    """The inferences among which the leave-one-out predictions decide; often a single one.
 
     Args:
         n: how many rows there are.
-        noise: of the process.
+        noise: the noise of the process.
         is_known: whether no transformation traces the rows.
         in_numpy: whether LAPACK can evaluate the evidence.
     """
@@ -54,23 +55,23 @@ def _exact_rows(noise: Noise, *, is_known: bool, in_numpy: bool) -> int:
 
 
 def leave_one_out_crps(process: Process, data: Data) -> Float[AnyArray, ""]:
-    """The mean CRPS of some rows, each given the others; infinite where the fit failed.
+    """The mean leave-one-out CRPS of some rows; infinite if the fit failed.
 
-    The rows had no part in the choice of hyperparameters for the nearest rows, if there are enough. All others are
-    asked, up to 8000: where few rows have most of the error, the mean of 2000 says little.
+    If there are enough rows, these rows had no part in the choice of the hyperparameters of `Nearest`. All other rows
+    are scored, up to 8000: if few rows have most of the error, the mean of 2000 rows says little.
 
     Args:
-        process: with inducing points, or with the nearest rows.
-        data: what it was fitted to.
+        process: an exact process, or a process with inducing points or with the nearest rows.
+        data: the data that the process was fitted to.
     """
-    rows, given = nearest.other_rows(data), process.posterior
-    if isinstance(given, nearest.NearestRows):
-        others = nearest.leave_one_out(process.model.kernel, given, data.points, rows)
+    rows, posterior = nearest.other_rows(data), process.posterior
+    if isinstance(posterior, nearest.NearestRows):
+        others = nearest.leave_one_out(process.model.kernel, posterior, data.points, rows)
     elif process.inference == "exact":
-        others = gp.LeaveOneOut(*(each[rows] for each in gp.leave_one_out(cast(gp.Posterior, given))))
+        others = gp.LeaveOneOut(*(each[rows] for each in gp.leave_one_out(cast(gp.Posterior, posterior))))
     else:
         model = eqx.tree_at(lambda m: m.inducing, process.model, process.points, is_leaf=lambda node: node is None)
-        others = models.leave_one_out(model, cast(gp.Posterior, given), take(data, rows))
+        others = models.leave_one_out(model, cast(gp.Posterior, posterior), take(data, rows))
     xp = namespace(others.error)
     score = normal.crps(others.error, 0.0, xp.sqrt(others.variance)).mean()
     return xp.where((process.result == Result.NOT_FINITE) | xp.isnan(score), np.inf, score)

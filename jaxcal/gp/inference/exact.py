@@ -1,4 +1,4 @@
-"""The exact process, given all rows."""
+"""The exact process, which is conditioned on all rows."""
 
 from dataclasses import replace
 from typing import Any
@@ -18,29 +18,30 @@ from jaxcal.gp.model import Data, Found, Model
 from jaxcal.gp.process import Process
 from jaxcal.gp.protocols import First, Inference, Noise, Problem, best_initial, has_more_to_learn
 
-# The gain of log evidence, in nats, below which a fit ends: the data hardly distinguish hyperparameters so close. Of
-# rows that climb a ladder a step takes seconds, and what it gains changes no prediction.
+# A fit ends when the predicted gain of log evidence is below this many nats: the data hardly distinguish such
+# hyperparameters. Above 2000 rows the tolerance is loose: a step takes seconds, and its gain changes no prediction.
 TOLERANCE, _LOOSE_TOLERANCE = 0.005, 0.5
-# Where a climb to the last digits ends.
+# The tolerance of an optimization to the last digits.
 _TIGHT = 1e-8
 
 
 class Exact(Inference):
     """The process given all rows: O(n^3) time and O(n^2) memory.
 
-    The hyperparameters maximize log p(y) = -y' G^-1 y / 2 - log|G| / 2 - n log(2 pi) / 2, with G the covariance of the
-    targets: Rasmussen & Williams (2006), eq. 2.30. Damped Newton steps climb from several initial values; of more than
-    512 rows some decide which optima all of them climb to. Of more than 2000 known rows 1000 decide on the
-    optimum, and few steps of more and more rows and of all end it.
+    The hyperparameters maximize `log p(y) = -y' G^-1 y / 2 - log|G| / 2 - n log(2 pi) / 2`, with G the covariance of
+    the targets: Rasmussen & Williams (2006), eq. 2.30. Damped Newton steps maximize it from several initial values.
+    With more than 512 rows, some of them decide which optima are searched with all rows. With more than 2000 known
+    rows, 1000 of them decide on the optimum. Then a few steps follow on more and more rows, and on all.
 
     Attributes:
-        ard: a lengthscale for every column (True), one for all (False), or what the evidence prefers ("auto"). Each
-            further lengthscale must raise it by log(n) / 2 nats then. Of more than 2000 rows "auto" is True. None for
-            what the method takes.
-        tolerance: the fit ends where the log evidence is foreseen to rise by less, in nats. None for 0.005, and for 0.5
-            above 2000 rows.
+        ard: a lengthscale for every column (True), one for all columns (False), or the better of the two by the
+            evidence ("auto"). With "auto" each further lengthscale must raise the log evidence by log(n) / 2 nats. With
+            more than 2000 rows "auto" is True. None for the method's default.
+        tolerance: the fit ends when the predicted rise of the log evidence is less, in nats. None for 0.005, and for
+            0.5 above 2000 rows.
         max_iterations: the most steps of an ascent.
-        learning_rate: for so many steps of Adam in GPyTorch's parameters, in place of Newton's; None for these.
+        learning_rate: the learning rate of Adam, which then takes `max_iterations` steps in GPyTorch's parameters. None
+            for Newton's steps.
 
     Raises:
         ValueError: if an option is out of its range.
@@ -75,16 +76,16 @@ class Exact(Inference):
 
     @property
     def by_newton(self) -> bool:
-        """Unless it is by Adam."""
+        """Whether Newton steps are taken: always except with Adam."""
         return self.learning_rate is None
 
     def jitter_of_try(self, step: Int[AnyArray, ""], dtype: DTypeLike) -> Float[AnyArray, ""]:
-        """None at first: noise is on the diagonal already."""
+        """0 at first, because the diagonal already has the noise."""
         return models.exact_jitter(step, dtype)
 
     @property
     def by_parts(self) -> bool:
-        """Unless by Adam: `gp.host` and `gp.device`."""
+        """True except with Adam: `gp.host` and `gp.device` have the fits."""
         return self.by_newton
 
     def search(self, initial_models: Model, data: Data, jitter: Float[AnyArray, ""], first: First = None) -> Found:
@@ -97,7 +98,7 @@ class Exact(Inference):
         return descended_by_adam(model, data, jitter, self.learning_rate, steps)
 
     def refine(self, model: Model, data: Data, jitter: Float[AnyArray, ""]) -> Found:
-        """By Newton's steps."""
+        """The model of the greatest evidence near this one, by Newton's steps."""
         return exact_search(replace(self, ard=False), models.alone(model), data, jitter)
 
     def conclude(self, found: Found, data: Data, jitter: Float[AnyArray, ""]) -> Process:
@@ -113,7 +114,7 @@ class Exact(Inference):
         return Problem.of(model, data, lambda model: -models.evidence(model, data, jitter))
 
     def climb(self, problem: Problem, jitter: Float[AnyArray, ""]) -> Float[AnyArray, " p"]:
-        """By Newton's steps."""
+        """The vector of the greatest evidence near the problem's model, by Newton's steps."""
         tight = replace(self, ard=False, tolerance=jnp.asarray(_TIGHT, problem.data.targets.dtype))
         return problem.vector_of(exact_optimum(models.alone(problem.model), problem.data, jitter, tight).model)
 
@@ -121,7 +122,7 @@ class Exact(Inference):
 def exact_search(
     inference: Inference, initial_models: Model, data: Data, jitter: Float[AnyArray, ""], first: First = None
 ) -> Found:
-    """The hyperparameters of the greatest exact evidence, of NumPy's arrays, known ones or traced ones; as `search`."""
+    """The hyperparameters of the greatest exact evidence, by NumPy or JAX, for known or traced rows; as `search`."""
     if not is_known(data):
         return exact_optimum(initial_models, data, jitter, inference)
     if namespace(data.targets) is not np:

@@ -1,10 +1,10 @@
-"""The process that asks, at every point, only the rows nearest to it: few of many.
+"""The process that conditions, at every point, on the few rows nearest to it.
 
-Vecchia (1988) conditions on few rows. The hyperparameters here are those of the least leave-one-out CRPS of some rows,
-each given the rows nearest to it among all (by the density: Sundararajan & Keerthi, 2001). Unlike the evidence of few
-rows it knows how close the rows lie on which predictions will rest; unlike the density it is not ruled by a few
-outliers, nor by rows that are there twice. A common factor of all variances, which changes no mean, is then the mean
-squared standardized error of other rows, as of Allison, Stephenson & Samson (2023).
+Vecchia (1988) conditions on few rows. Here the hyperparameters minimize the leave-one-out CRPS of some rows, each given
+the rows nearest to it among all rows. Sundararajan & Keerthi (2001) use the leave-one-out density. Unlike the evidence
+of few rows, the CRPS depends on the distances to the rows that predictions will use. Unlike the density, a few outliers
+or duplicate rows do not dominate it. Then all variances are multiplied by one factor, which changes no mean. The factor
+is the mean squared standardized error of other rows, as in Allison, Stephenson & Samson (2023).
 """
 
 from collections.abc import Callable
@@ -42,29 +42,30 @@ from jaxcal.gp.process import Process
 from jaxcal.gp.protocols import First, Inference, Noise, Problem, has_more_to_learn, in_numpy
 from jaxcal.optimize import Result, descend, over_runs
 
-# The number of rows that decide on the hyperparameters, and the most rows that say how well the process predicts.
+# The number of rows that decide on the hyperparameters, and the most rows that are predicted with them or as a check.
 _DECIDING, _ASKED = 2000, 10_000
-# The descent begins at the best of several models, compared by some of the deciding rows. Each has its own noise, or a
-# fraction of the target's variance.
+# The descent begins at the best of several models, which are compared on 200 of the deciding rows. Each model has its
+# own noise variance, or one of these fractions of the target's variance.
 _COMPARED, _MORE_NOISE = 200, (0.01, 0.1, 0.5)
-# It is made twice: with the rows that are nearest at the initial values, and with those nearest at its end. A first one
-# with fewer deciding rows ends at worse optima: on election the CRPS was .039 in place of .010.
+# There are two descents. The first uses the rows that are nearest at the initial values. The second uses the rows that
+# are nearest at the end of the first. A first descent with fewer deciding rows ends at worse optima: on the data set
+# election the CRPS was .039 in place of .010.
 _DESCENTS = 2
-# So many covariances are held at once where neighbors are looked for.
+# The number of covariances that are held at once in the search for neighbors.
 _AT_ONCE = 2**24
 
 
 class Nearest(Inference):
     """The process given, at every point, the rows nearest to it: O(n) time to fit, O(n) for every prediction.
 
-    The hyperparameters are those of the least leave-one-out CRPS of 2000 rows, each given the rows nearest to it in the
-    metric of the kernel; L-BFGS descends twice. A factor of all variances is the mean squared standardized error of
-    other rows, up to 8000. To predict as many rows as are fitted takes O(n^2).
+    The hyperparameters minimize the leave-one-out CRPS of 2000 rows, each given the rows nearest to it in the metric of
+    the kernel. L-BFGS descends twice. All variances are multiplied by the mean squared standardized error of other
+    rows, up to 8000. To predict as many rows as are fitted takes O(n^2).
 
     Attributes:
-        neighbors: how many rows a prediction asks.
+        neighbors: how many rows a prediction conditions on.
         ard: as of `Exact`.
-        tolerance: as of `Exact`, in nats of the CRPS's log; None for 1.
+        tolerance: as of `Exact`, for the number of deciding rows times the log of their mean CRPS. None for 1 nat.
         max_iterations: the most steps of L-BFGS.
 
     Raises:
@@ -96,13 +97,13 @@ class Nearest(Inference):
 
     @property
     def by_parts(self) -> bool:
-        """True: `gp.nearest_host` has NumPy, and small programs the rest."""
+        """True: `gp.nearest_host` computes in NumPy, and small programs compute the rest."""
         return True
 
     def search(self, initial_models: Model, data: Data, jitter: Float[AnyArray, ""], first: First = None) -> Found:
-        """The hyperparameters of the least leave-one-out CRPS that are descended to from what some rows say."""
-        found = optimum_of_some(self, initial_models, data, jitter, first)
-        rows, model, on_host = _deciding_rows(data), found.model, is_known(data)
+        """The hyperparameters of the least leave-one-out CRPS near the best of several initial models."""
+        optimum = optimum_of_some(self, initial_models, data, jitter, first)
+        rows, model, on_host = _deciding_rows(data), optimum.model, is_known(data)
         if number_of(initial_models) > 1 and has_more_to_learn(initial_models):
             starts = _starts(self, initial_models, model, data)
             model = _best_of(self, starts, data, jitter, rows[:_COMPARED])
@@ -110,7 +111,7 @@ class Nearest(Inference):
         xp, dtype = namespace(vector), vector.dtype
         if not vector.size:
             steps, result = (xp.asarray(number, np.int32) for number in (0, Result.CONVERGED))
-            return found._replace(model=model, steps=steps, result=result)
+            return optimum._replace(model=model, steps=steps, result=result)
 
         def descent(vector: Float[AnyArray, " p"], _: Any) -> tuple[Float[AnyArray, " p"], tuple[AnyArray, AnyArray]]:
             loss = self._loss_near(model_of(vector.astype(dtype)), data, jitter, rows)
@@ -121,10 +122,10 @@ class Nearest(Inference):
         start = vector.astype(float) if namespace(data.targets) is np else vector
         end, (steps, results) = scan(descent, start, np.arange(_DESCENTS))
         model = model_of(end.astype(dtype))
-        return found._replace(model=model, steps=steps.sum(dtype=np.int32), result=results[-1].astype(np.int32))
+        return optimum._replace(model=model, steps=steps.sum(dtype=np.int32), result=results[-1].astype(np.int32))
 
     def _loss_near(self, model: Model, data: Data, jitter: Float[AnyArray, ""], rows: Int[AnyArray, " r"]) -> Callable:
-        """What is descended, with its gradient, as a function of a vector: with the rows nearest under a model."""
+        """The loss and its gradient, as a function of a vector; the neighbors are those under this model."""
         if namespace(data.targets) is np:
             return nearest_host.loss_near(model, data, jitter, rows, self.neighbors)
         near = self.neighbors_of(model, data, jitter, rows)
@@ -133,21 +134,22 @@ class Nearest(Inference):
 
     @part
     def conclude(self, found: Found, data: Data, jitter: Float[AnyArray, ""]) -> Process:
-        """The process that asks the nearest rows, NOT_FINITE where it makes no sense."""
+        """The process given the nearest rows; its result is NOT_FINITE if it makes no sense."""
         model, xp, rows = found.model, namespace(data.targets), scattered(data.points)[:_ASKED]
-        given = NearestRows.of(model, data, jitter, self.neighbors)
-        few, others = given.factorized_together(data.points), leave_one_out(model.kernel, given, data.points, rows)
+        posterior = NearestRows.of(model, data, jitter, self.neighbors)
+        few = posterior.factorized_together(data.points)
+        others = leave_one_out(model.kernel, posterior, data.points, rows)
         if "log_noise" not in model.fixed:
-            given, others = _calibrated(given, others)
+            posterior, others = _calibrated(posterior, others)
         density = data.targets.shape[0] * normal.log_prob(others.error, 0.0, xp.sqrt(others.variance)).mean()
         errors = abs(others.standardized)
         good = xp.isfinite(errors).all() & models.has_sane_variances(model, data)
         return Process(
             model=model,
             points=data.points,
-            posterior=given,
-            noise_variance=given.scale * model.noise_variance(few),
-            rounding_fraction=given.scale * model.rounding(few) / xp.median(others.variance),
+            posterior=posterior,
+            noise_variance=posterior.scale * model.noise_variance(few),
+            rounding_fraction=posterior.scale * model.rounding(few) / xp.median(others.variance),
             evidence=density,
             iterations=found.steps,
             result=xp.where(good, found.result, Result.NOT_FINITE).astype(np.int32),
@@ -158,7 +160,7 @@ class Nearest(Inference):
         )
 
     def kept(self, process: Process, data: Data) -> Any:
-        """The rows that decide, and which are nearest to each."""
+        """The rows that decide, and the rows nearest to each."""
         rows = _deciding_rows(data)
         return rows, self.neighbors_of(process.model, data, process.jitter, rows)
 
@@ -168,24 +170,24 @@ class Nearest(Inference):
         return Problem.of(model, data, lambda model: log_crps(model, data, jitter, rows, near), n=rows.shape[0])
 
     def evidence(self, model: Model, data: Data, jitter: Float[AnyArray, ""]) -> Float[Array, ""]:
-        """None: `conclude` has the density."""
+        """NaN: `conclude` computes the density in its place."""
         del model, jitter
         return jnp.full((), jnp.nan, data.targets.dtype)
 
     @part
     def neighbors_of(self, model: Model, data: Data, jitter: ArrayLike, rows: Int[Array, " r"]) -> Int[Array, "r k"]:
-        """The numbers of the rows nearest to some of them, without themselves, under a model."""
+        """For some rows the numbers of the other rows nearest to each, under a model."""
         return _neighbors_of_rows(model.kernel, NearestRows.of(model, data, jitter, self.neighbors), data.points, rows)
 
 
 class NearestRows(eqx.Module):
-    """What the rows say of which each prediction asks the nearest.
+    """The rows, of which each prediction uses the nearest, with their noise.
 
     Attributes:
         targets: [n].
-        noises: [n], the variance of the noise, and jitter, at every row, before it is scaled.
-        scale: by what all variances are multiplied.
-        neighbors: how many rows a prediction asks.
+        noises: [n], the variance of noise and jitter at every row, before it is scaled.
+        scale: the factor by which all variances are multiplied.
+        neighbors: how many rows a prediction conditions on.
     """
 
     targets: Float[AnyArray, " n"]
@@ -203,7 +205,7 @@ class NearestRows(eqx.Module):
         return cls(data.targets, xp.broadcast_to(added, data.targets.shape), xp.ones_like(data.targets[0]), neighbors)
 
     def factorized_together(self, points: Points) -> Points:
-        """As many rows as are factorized together: the more they are, the more noise is hidden by rounding."""
+        """As many rows as are factorized together; with more of them, rounding hides more noise."""
         return take(points, slice(self.neighbors))
 
     def predict(self, kernel: Kernel, at: Points, points: Points) -> tuple[AnyArray, AnyArray]:
@@ -228,9 +230,9 @@ def leave_one_out(kernel: Kernel, given: NearestRows, at: Points, rows: Int[AnyA
 def log_crps(
     model: Model, data: Data, jitter: ArrayLike, rows: Int[Array, " r"], near: Int[Array, "r k"]
 ) -> Float[Array, ""]:
-    """Of the mean leave-one-out CRPS of some rows, times their number: in nats, as a log density."""
-    given = NearestRows.of(model, data, jitter, near.shape[1])
-    return _log_crps(_errors(model.kernel, given, data.points, rows, near))
+    """The log of the mean leave-one-out CRPS of some rows, times their number: in nats, like a log density."""
+    posterior = NearestRows.of(model, data, jitter, near.shape[1])
+    return _log_crps(_errors(model.kernel, posterior, data.points, rows, near))
 
 
 def _log_crps(others: gp.LeaveOneOut) -> Float[AnyArray, ""]:
@@ -240,17 +242,17 @@ def _log_crps(others: gp.LeaveOneOut) -> Float[AnyArray, ""]:
 
 @part
 def _starts(inference: Nearest, initial_models: Model, model: Model, data: Data) -> Model:
-    """Where descents may begin: initial models and another one, each also with more noise."""
+    """The models at which descents may begin: initial models and another one, each also with more noise."""
     return with_more_noise(with_initial(inference, initial_models, model, data), _MORE_NOISE)
 
 
 @part
 def _best_of(inference: Nearest, starts: Model, data: Data, jitter: ArrayLike, rows: Int[AnyArray, " r"]) -> Model:
-    """The one of some models under which few rows have the least leave-one-out CRPS."""
+    """The model, among several, under which few rows have the least leave-one-out CRPS."""
 
     def height(model: Model) -> Float[AnyArray, ""]:
-        given = NearestRows.of(model, data, jitter, inference.neighbors)
-        return -_log_crps(leave_one_out(model.kernel, given, data.points, rows))
+        posterior = NearestRows.of(model, data, jitter, inference.neighbors)
+        return -_log_crps(leave_one_out(model.kernel, posterior, data.points, rows))
 
     return one_of(starts, greatest(starts, height)[0])
 
@@ -277,11 +279,12 @@ def _first_of_others(n: int) -> int:
     return max(0, min(_DECIDING, n - _DECIDING))
 
 
-def _calibrated(given: "NearestRows", asked: gp.LeaveOneOut) -> tuple["NearestRows", gp.LeaveOneOut]:
-    """With the scale that the errors of others than the deciding rows ask for, of all that were asked."""
-    others = slice(_first_of_others(given.targets.shape[0]), None)
+def _calibrated(posterior: "NearestRows", asked: gp.LeaveOneOut) -> tuple["NearestRows", gp.LeaveOneOut]:
+    """The rows and their errors, scaled by the mean squared standardized error of the rows that did not decide."""
+    others = slice(_first_of_others(posterior.targets.shape[0]), None)
+    # mean of e^2 / v
     scale = (asked.error[others] ** 2 / asked.variance[others]).mean()
-    return replace(given, scale=scale), gp.LeaveOneOut(asked.error, scale * asked.variance)
+    return replace(posterior, scale=scale), gp.LeaveOneOut(asked.error, scale * asked.variance)
 
 
 @part
@@ -290,44 +293,45 @@ def _deciding_rows(data: Data) -> Int[AnyArray, " r"]:
 
 
 def _errors(
-    kernel: Kernel, given: NearestRows, at: Points, rows: Int[Array, " r"], near: Int[Array, "r k"]
+    kernel: Kernel, posterior: NearestRows, at: Points, rows: Int[Array, " r"], near: Int[Array, "r k"]
 ) -> gp.LeaveOneOut:
-    """Errors and variances of some of the rows, given others."""
-    # A row is cheap to predict again; to keep its matrices for the derivative takes three times as long.
-    predict_row = jax.checkpoint(lambda row, near: _predict_one(kernel, given, at, take(at, row), near))
+    """Errors and variances of some of the rows, each given the rows `near`."""
+    # The derivative predicts each row again, which is cheap. To store its matrices takes three times as long.
+    predict_row = jax.checkpoint(lambda row, near: _predict_one(kernel, posterior, at, take(at, row), near))
     mean, variance = over_runs(predict_row)(rows, near)
-    return gp.LeaveOneOut(given.targets[rows] - mean, variance + given.scale * given.noises[rows])
+    return gp.LeaveOneOut(posterior.targets[rows] - mean, variance + posterior.scale * posterior.noises[rows])
 
 
-def _predict_one(kernel: Kernel, given: NearestRows, at: Points, point: Points, near: Int[Array, " k"]):
-    """Latent mean and variance at a point, given some of the rows."""
+def _predict_one(kernel: Kernel, posterior: NearestRows, at: Points, point: Points, near: Int[Array, " k"]):
+    """Latent mean and variance at a point, given the rows `near`."""
     some, point = take(at, near), alone(point)
     cross, prior = kernel(point, some)[0], kernel.diagonal(point)[0]
-    mean, variance = gp.conditional(gram(kernel, some, given.noises[near]), cross, given.targets[near], prior)
-    return mean, given.scale * variance
+    mean, variance = gp.conditional(gram(kernel, some, posterior.noises[near]), cross, posterior.targets[near], prior)
+    return mean, posterior.scale * variance
 
 
-def _neighbors_of_rows(kernel: Kernel, given: NearestRows, at: Points, rows: Int[Array, " r"]) -> Int[Array, "r k"]:
-    """The numbers of the rows nearest to some of them, without themselves."""
-    find = lambda row: _neighbors(kernel, given, at, take(at, row), without=row)
-    return lax.map(find, rows, batch_size=_batch(given))
+def _neighbors_of_rows(kernel: Kernel, posterior: NearestRows, at: Points, rows: Int[Array, " r"]) -> Int[Array, "r k"]:
+    """For some rows the numbers of the other rows nearest to each."""
+    find = lambda row: _neighbors(kernel, posterior, at, take(at, row), without=row)
+    return lax.map(find, rows, batch_size=_batch(posterior))
 
 
 def _neighbors(
-    kernel: Kernel, given: NearestRows, at: Points, point: Points, without: ArrayLike = -1
+    kernel: Kernel, posterior: NearestRows, at: Points, point: Points, without: ArrayLike = -1
 ) -> Int[Array, " k"]:
-    """The numbers of the rows nearest to a point in the metric of the kernel; one of them may be excluded.
+    """The numbers of the rows nearest to a point in the metric of the kernel; one row may be excluded.
 
-    The squared distance is the variance of the difference between the process there and here.
+    The squared distance is the variance of the difference of the process, Var(f(x) - f(x')) = k(x, x) + k(x', x') - 2
+    k(x, x').
     """
     point, priors = alone(point), kernel.diagonal(at)
     distances = kernel.diagonal(point) + priors - 2 * kernel(point, at)[0]
     n = priors.shape[0]
     distances = jnp.where(jnp.arange(n) == without, jnp.inf, distances)
-    # In 64 bits XLA sorts the whole array on a CPU.
-    return lax.top_k(-distances.astype(jnp.float32), min(given.neighbors, n - 1))[1]
+    # The distances are in float32: in float64 XLA sorts the whole array on a CPU.
+    return lax.top_k(-distances.astype(jnp.float32), min(posterior.neighbors, n - 1))[1]
 
 
-def _batch(given: NearestRows) -> int:
-    """For how many points at once neighbors are looked for."""
-    return max(1, _AT_ONCE // given.targets.shape[0])
+def _batch(posterior: NearestRows) -> int:
+    """The number of points whose neighbors are searched at once."""
+    return max(1, _AT_ONCE // posterior.targets.shape[0])

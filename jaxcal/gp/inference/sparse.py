@@ -1,4 +1,4 @@
-"""The sparse process: what all rows say about a few inducing points."""
+"""The sparse process, which conditions on all rows through a few inducing points."""
 
 from dataclasses import replace
 from typing import Any
@@ -22,14 +22,14 @@ from jaxcal.gp.process import Process
 from jaxcal.gp.protocols import First, Inference, Noise, Problem, best_initial, descended, has_more_to_learn
 from jaxcal.optimize import Result, as_constants
 
-# Fewer are faster and less exact: benchmarks/results/gp_inducing.txt.
+# Fewer inducing points are faster and less exact: benchmarks/results/gp_inducing.txt.
 _NUM_INDUCING = 800
-# The bound may begin at the exact evidence of so many rows.
+# The search may begin at the optimum of the exact evidence of this many rows.
 _SUBSET_ROWS = 1000
-# That model and others are compared by the bound of so many rows, with so many inducing points, also at these fractions
-# of noise.
+# This optimum and the initial models are compared by the bound of 4000 rows with 100 inducing points. They are also
+# compared with the noise at these fractions of the target's variance.
 _COMPARED_ROWS, _COMPARED_POINTS, _MORE_NOISE = 4000, 100, (0.1, 0.5)
-# Greedy inducing points are chosen among so many rows, which then decide on the hyperparameters.
+# Greedy inducing points are chosen among this many rows, which then decide on the hyperparameters.
 _MANY_ROWS = 10_000
 
 
@@ -37,18 +37,18 @@ class Sparse(Inference):
     """The process through m inducing points: O(n m^2) time.
 
     The hyperparameters maximize log N(y; 0, Q + noise I) - tr(K - Q) / (2 noise), with Q = K_xz K_zz^-1 K_zx: Titsias
-    (2009), eq. 9, the bound of SVGP with the optimal q(u) in it (`functional.sparse_gp.collapsed_bound`). L-BFGS climbs
-    from the best of several models by the bound itself, one of them the exact optimum of 1000 rows.
+    (2009), eq. 9. This is the bound of SVGP with the optimal q(u) (`functional.sparse_gp.collapsed_bound`). L-BFGS
+    begins at the best of several models by this bound. One of these models is the exact optimum of 1000 rows.
 
     Attributes:
         num_inducing: how many inducing points, at most n. None for 800.
-        points: "greedy" chooses rows by conditional variance at the initial values, and of more than 10,000 rows as
-            many decide on the hyperparameters. "trained" moves them with the hyperparameters, from the first rows. An
-            array [m] of integers gives the rows by their numbers.
+        points: "greedy" chooses rows by conditional variance at the initial values. Above 10,000 rows, 10,000 of them
+            decide on the hyperparameters. The option "trained" begins with the first rows and moves the points with the
+            hyperparameters. An array [m] of integers gives the rows by their numbers.
         ard: as of `Exact`.
         tolerance: as of `Exact`; None for 1 nat.
         max_iterations: the most steps of L-BFGS.
-        mesh: devices over all of whose axes the rows are distributed; None for one device.
+        mesh: the devices; the rows are distributed over all axes of the mesh. None for one device.
 
     Raises:
         ValueError: if an option is out of its range, or `num_inducing` is given beside an array of points.
@@ -83,7 +83,7 @@ class Sparse(Inference):
             )
 
     def settled(self, n: int, noise: Noise, *, differentiable: bool) -> "Sparse":
-        """The same with how many points there are, and the tolerance."""
+        """The same with the number of points and the tolerance for n rows."""
         if differentiable and self.mesh is not None:
             raise ValueError("differentiable=True goes with rows on one device: leave mesh out.")
         number = len(self.points) if not isinstance(self.points, str) else self.num_inducing or _NUM_INDUCING
@@ -100,7 +100,7 @@ class Sparse(Inference):
 
     @property
     def devices(self) -> Mesh | None:
-        """Those of the mesh."""
+        """The mesh."""
         return self.mesh
 
     @property
@@ -110,12 +110,12 @@ class Sparse(Inference):
 
     @property
     def by_parts(self) -> bool:
-        """True on one device: `gp.bound_host` has NumPy, and small programs the rest."""
+        """True on one device: `gp.bound_host` computes in NumPy, and small programs compute the rest."""
         return self.mesh is None
 
     @property
     def takes_many_steps(self) -> bool:
-        """Where inducing points move."""
+        """Whether inducing points move."""
         return self.is_trained
 
     def search(self, initial_models: Model, data: Data, jitter: Float[AnyArray, ""], first: First = None) -> Found:
@@ -123,21 +123,21 @@ class Sparse(Inference):
         best = sparse_initial(self, initial_models, data, jitter, first)
         model = self.with_inducing_points(best.model, data)
         rows = self.rows_that_decide(data)
-        found = self.descend(model, rows, jitter)
+        optimum = self.descend(model, rows, jitter)
         if rows is not data:
-            found = found._replace(evidence=self.evidence(found.model, data, jitter))
-        return found._replace(failed_initial_values=best.failed_initial_values)
+            optimum = optimum._replace(evidence=self.evidence(optimum.model, data, jitter))
+        return optimum._replace(failed_initial_values=best.failed_initial_values)
 
     def descend(self, model: Model, data: Data, jitter: Float[AnyArray, ""]) -> Found:
-        """By L-BFGS; inducing points that are trained move."""
+        """The model of the greatest bound near this one, by L-BFGS; trained inducing points move."""
         return descended(self, model, data, jitter, with_inducing=self.is_trained)
 
     def refine(self, model: Model, data: Data, jitter: Float[AnyArray, ""]) -> Found:
-        """By L-BFGS; the inducing points stay."""
+        """The model of the greatest bound near this one, by L-BFGS; the inducing points stay."""
         return descended(self, model, data, jitter)
 
     def rows_that_decide(self, data: Data) -> Data:
-        """The rows that decide on the hyperparameters: a part of many, on one device, with points that stay."""
+        """The rows that decide on the hyperparameters: a part of many, on one device, if inducing points stay."""
         return data if self.mesh is not None or self.is_trained else models.some_rows(data, _MANY_ROWS)
 
     def with_inducing_points(self, model: Model, data: Data) -> Model:
@@ -147,7 +147,7 @@ class Sparse(Inference):
         return eqx.tree_at(lambda m: m.inducing, model, inducing, is_leaf=lambda node: node is None)
 
     def kept(self, process: Process, data: Data) -> Any:
-        """The inducing points where they are trained, else their numbers."""
+        """The inducing points if they are trained, else the numbers of their rows."""
         return process.points if self.is_trained else _numbers(process.points, data.points)
 
     def problem(self, model: Model, data: Data, jitter: Float[AnyArray, ""], kept: Any) -> Problem:
@@ -166,16 +166,16 @@ def _are_numbers(points: Any) -> bool:
 def sparse_initial(
     sparse: Sparse, initial_models: Model, data: Data, jitter: Float[AnyArray, ""], first: First = None
 ) -> Found:
-    """Where the bound is climbed from: the best by the bound itself of several models.
+    """The model from which the bound is maximized: the best of several by the same bound.
 
-    Those are the initial values and the optimum of the exact evidence of some rows, each with its own noise and with
-    more: what few inducing points do not explain is noise to them.
+    The models are the initial models and the optimum of the exact evidence of some rows, each with its own noise and
+    with more noise. The variance that few inducing points do not explain counts as noise.
     """
-    found = optimum_of_some(sparse, initial_models, data, jitter, first)
+    optimum = optimum_of_some(sparse, initial_models, data, jitter, first)
     if models.number_of(initial_models) == 1 or not has_more_to_learn(initial_models):
-        return found
-    model, value = _best_by_bound(sparse, initial_models, found.model, models.some_rows(data, _COMPARED_ROWS), jitter)
-    return found._replace(model=model, evidence=value)
+        return optimum
+    model, value = _best_by_bound(sparse, initial_models, optimum.model, models.some_rows(data, _COMPARED_ROWS), jitter)
+    return optimum._replace(model=model, evidence=value)
 
 
 @part
@@ -193,7 +193,7 @@ def _best_by_bound(
 
 @part
 def _inducing(sparse: Sparse, model: Model, data: Data) -> Points:
-    """The inducing points of a model, chosen of these rows."""
+    """The inducing points of a model, chosen among these rows."""
     if not isinstance(sparse.points, str):
         return take(data.points, sparse.points)
     if sparse.is_trained:
@@ -202,9 +202,9 @@ def _inducing(sparse: Sparse, model: Model, data: Data) -> Points:
 
 
 def with_initial(inference: Inference, initial_models: Model, model: Model, data: Data) -> Model:
-    """Initial models and another one along a leading axis, by column where the inference asks for it.
+    """Initial models and another one along a leading axis, with lengthscales by column if the inference asks for them.
 
-    Few rows may show no signal where many do: their optimum is not the only place to begin.
+    Few rows may show no signal where many rows do. So their optimum is not the only place to begin.
     """
     if inference.ard:
         wide = initial_models.kernel.by_column(data.points)
@@ -217,7 +217,7 @@ def with_initial(inference: Inference, initial_models: Model, model: Model, data
 def optimum_of_some(
     inference: Inference, initial_models: Model, data: Data, jitter: Float[AnyArray, ""], first: First
 ) -> Found:
-    """Where a fit to many rows begins: at the only initial values, or at the exact optimum of some rows."""
+    """The model at which a fit to many rows begins: the only initial model, or the exact optimum of some rows."""
     some, xp = models.some_rows(data, _SUBSET_ROWS), np if is_known(data) else jnp
     if not has_more_to_learn(initial_models):
         return best_initial(initial_models, some, jitter)
@@ -247,7 +247,7 @@ def greedy_points(kernel: Kernel, points: Points, num_inducing: int) -> Points:
 
 
 def _numbers(some: Points, points: Points) -> Int[AnyArray, " m"]:
-    """The numbers of the rows that some points are."""
+    """The numbers of the rows that are equal to some points."""
 
     def number(point: Points) -> Int[AnyArray, ""]:
         parts = jax.tree.map(lambda rows, one: jnp.sum(jnp.abs(rows - one[None]), axis=1), points, point)

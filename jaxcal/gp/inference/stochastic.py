@@ -1,11 +1,12 @@
 """Sparse Gaussian processes of more rows than fit in memory: read chunk by chunk, fitted by minibatches.
 
 Hensman, Fusi & Lawrence, "Gaussian Processes for Big Data", UAI 2013. The bound of a minibatch is
-`functional.sparse_gp.variational_bound` (their eq. 4). q(u) moves by natural gradients (`natural_step`, their eq. 9 to
-11), the hyperparameters and inducing points by Adam, from where L-BFGS ends on a random sample of the rows. Where the
-hyperparameters move, what the data said about u stays, and q(u) moves along (`transported`): Adam, Chang, Khan & Solin,
-"Dual Parameterization of Sparse Variational Gaussian Processes", NeurIPS 2021. Last, one pass over all rows replaces
-q(u) by the optimal one, so that evidence and posterior are exactly those of the collapsed bound.
+`functional.sparse_gp.variational_bound` (their eq. 4). All begins where L-BFGS ends on a random sample of the rows.
+q(u) moves by natural gradients (`natural_step`, their eq. 9 to 11). Hyperparameters and inducing points move by Adam.
+When they move, the information of the data about u stays, and q(u) moves with the prior (`transported`): Adam, Chang,
+Khan & Solin, "Dual Parameterization of Sparse Variational Gaussian Processes", NeurIPS 2021. Last, one pass over all
+rows replaces q(u) by the optimal q(u). So evidence and posterior are exactly the evidence and posterior of the
+collapsed bound.
 """
 
 import operator
@@ -35,23 +36,23 @@ from jaxcal.gp.process import Process, first_fit
 from jaxcal.gp.protocols import First, Inference, Noise
 from jaxcal.optimize import Result, minimize, scale_by_adam
 
-# Gives the rows of a slice, or those of increasing numbers.
+# Gives the rows of a slice, or the rows of increasing numbers.
 Read = Callable[[slice | Int[np.ndarray, " k"]], Data]
 
-# More are better and slower: benchmarks/results/stochastic_bound.txt.
+# More inducing points are better and slower: benchmarks/results/stochastic_bound.txt.
 _NUM_INDUCING = 400
-# Of Adam, at the beginning.
+# The learning rate of Adam at the beginning.
 _LEARNING_RATE = 0.05
-# The initial values are fitted to so many rows.
+# The number of rows of the sample to which the initial values are fitted.
 _SAMPLE_ROWS = 4_096
-# q forgets a row after about so many others.
+# q forgets a row after about this many others.
 _WINDOW_ROWS = 10_240
 
 
 class Sites(NamedTuple):
-    """What the data say about the whitened inducing values v: q(v) ~ N(v; 0, I) exp(shift . v - v . precision v / 2).
+    """The likelihood terms of the whitened inducing values v: q(v) ~ N(v; 0, I) exp(shift . v - v . precision v / 2).
 
-    Those are the natural parameters of q without its prior's.
+    They are the natural parameters of q minus the natural parameters of the prior.
 
     Attributes:
         precision: [m, m].
@@ -70,44 +71,47 @@ def optimal(sums: sparse_gp.RowSums, noise_variance: Float[Array, ""], scale: Ar
 
 def moments(sites: Sites) -> tuple[Float[Array, " m"], Float[Array, "m m"]]:
     """The mean of q(v), and a triangular square root of its covariance."""
+    # With I + precision = L L': the mean is L^-T L^-1 shift, the covariance L^-T L^-1.
     inverse = linalg.inverse_factor(linalg.add_diagonal(sites.precision, 1))
     return inverse.T @ (inverse @ sites.shift), inverse.T
 
 
 def natural_step(sites: Sites, optimum: Sites, size: ArrayLike) -> Sites:
-    """The sites after a natural gradient step, one of size 1 to the optimum; Hensman et al. (2013), eq. 9 to 11."""
+    """The sites after a natural gradient step; size 1 goes to the optimum. Hensman et al. (2013), eq. 9 to 11."""
     return jax.tree.map(lambda old, new: (1 - size) * old + size * new, sites, optimum)
 
 
 def transported(sites: Sites, whiten: Float[Array, "m m"], factor: Float[Array, "m m"]) -> Sites:
-    """Sites of the same u = L v in other whitened coordinates, u = M v: what they say about u stays.
+    """Sites in other whitened coordinates: from u = L v to u = M v, so that their information about u stays.
 
     Args:
-        sites: those of v = L^-1 u.
+        sites: the sites of v = L^-1 u.
         whiten: L^-1.
         factor: M, the Cholesky factor of the inducing values' covariance under other hyperparameters.
     """
+    # v = A w with A = L^-1 M, so that the sites of w are A' P A and A' s.
     move = whiten @ factor
     return Sites(move.T @ sites.precision @ move, move.T @ sites.shift)
 
 
 class Stochastic(Inference):
-    """The sparse process over minibatches, for rows that do not fit in memory, a `numpy.memmap`, say.
+    """The sparse process over minibatches, for rows that do not fit in memory (for example, a `numpy.memmap`).
 
-    It maximizes the bound of Hensman, Fusi & Lawrence (2013), eq. 4, with two chunks of the rows in memory at a time:
-    O(chunk + m^2) memory whatever n is, and O(n m^2) time an epoch. The search starts at the greatest exact evidence of
-    some rows of a random sample, and L-BFGS improves it on the bound of the sample, which counts as often as it takes
-    to make up all rows. Then follow the epochs of minibatches, which train the inducing points, too: an epoch reads
-    all chunks in random order and shuffles the rows of each. A few rows, at random, are omitted so that all chunks
-    and batches are equal. The learning rate falls to zero along half a cosine. Last, one pass over all rows gives the
-    optimal q(u). It needs a key, fits one output, and reads while it goes: not for use inside of `jit`.
+    It maximizes the bound of Hensman, Fusi & Lawrence (2013), eq. 4, with two chunks of the rows in memory at a time.
+    It needs O(chunk + m^2) memory whatever n is, and O(n m^2) time an epoch. The search starts at the greatest exact
+    evidence of some rows of a random sample. L-BFGS improves it on the bound of the sample, whose rows are weighted so
+    that they count as all rows. Then follow the epochs of minibatches, which also train the inducing points. An epoch
+    reads all chunks in random order and shuffles the rows of each. A few random rows are omitted so that all chunks and
+    batches are equal. The learning rate falls to zero along half a cosine. Last, one pass over all rows gives the
+    optimal q(u). The fit needs a key, and fits one output. It reads rows during the fit, so it does not run inside
+    `jit`.
 
     Attributes:
-        epochs: passes over the rows.
+        epochs: the number of passes over the rows.
         batch_size: the most rows of a minibatch.
         num_inducing: how many inducing points, at most n. None for 400.
         ard: as of `Exact`.
-        tolerance: of the search on the sample, as of `Exact`; None for 1 nat.
+        tolerance: the tolerance of the search on the sample, as of `Exact`; None for 1 nat.
         max_iterations: the most steps of L-BFGS on the sample.
 
     Raises:
@@ -136,7 +140,7 @@ class Stochastic(Inference):
             _checks.check_at_least("num_inducing", self.num_inducing, 1)
 
     def settled(self, n: int, noise: Noise, *, differentiable: bool) -> "Stochastic":
-        """The same with how many points there are, and the tolerance."""
+        """The same with the number of points and the tolerance for n rows."""
         if not noise.is_gaussian:
             raise ValueError(f"Stochastic goes with Gaussian noise; for {type(noise).__name__} take Exact or Sparse.")
         if differentiable:
@@ -148,32 +152,32 @@ class Stochastic(Inference):
 
     @property
     def sparse(self) -> Sparse:
-        """By what the sample is searched."""
+        """The inference of the search on the sample."""
         limits = {"tolerance": self.tolerance, "max_iterations": self.max_iterations}
         return Sparse(num_inducing=self.num_inducing, points="trained", ard=self.ard, **limits)
 
     def search(self, initial_models: Model, data: Data, jitter: Float[AnyArray, ""], first: First = None) -> Found:
-        """Not of rows in memory: `maximize_bound` reads them."""
+        """The search on rows in memory; `maximize_bound` reads the rows part by part."""
         return self.sparse.search(initial_models, data, jitter, first)
 
 
 def maximize_bound(
     stochastic: Stochastic, initial_of: Callable[[Data], Model], read: Read, n: int, *, key: PRNGKeyArray
 ) -> Process:
-    """A process of great collapsed bound.
+    """A process with a great collapsed bound.
 
     Args:
-        stochastic: how, settled for n rows.
+        stochastic: the options, with their defaults for n rows.
         initial_of: gives the initial values, from a sample of the rows: models without inducing points, stacked along
             a leading axis of their arrays.
-        read: gives the rows of a slice, or those of increasing numbers, as the kernel takes them, with targets of mean
-            zero: `frames.unread.column_moments` finds what to scale by.
+        read: gives the rows of a slice, or of increasing numbers, in the form that the kernel takes. The targets have
+            mean zero: `frames.unread.column_moments` finds the scales.
         n: how many rows there are.
-        key: random key of the sample and of the order of the rows.
+        key: random key for the sample and for the order of the rows.
 
     Returns:
-        The process after data: its evidence the collapsed bound, its iterations the minibatches, its result
-        STEP_LIMIT or NOT_FINITE.
+        The process after data. Its evidence is the collapsed bound, its iterations are the minibatches, and its result
+        is STEP_LIMIT or NOT_FINITE.
 
     Raises:
         ValueError: if `read` gives another number of rows than it is asked for.
@@ -224,16 +228,16 @@ def given_key(key: PRNGKeyArray | None) -> PRNGKeyArray:
 
 
 def reader(data_of: Callable[..., Data], columns: tuple, dtype: jnp.dtype) -> Read:
-    """What reads some rows of the columns, some of which may be None, and makes data of them.
+    """A function that reads some rows of the columns and makes data of them; columns may be None.
 
-    The columns are kept on the host, where to cut out a part compiles nothing.
+    The columns stay on the host, where a slice compiles nothing.
     """
     on_host = jax.tree.map(np.asarray, columns)
     return lambda part: data_of(*jax.tree.map(lambda column: jnp.asarray(column[part], dtype), on_host))
 
 
 class _Plan(NamedTuple):
-    """How the epochs pass over the rows: chunks of equal size, and of each of them batches of equal size."""
+    """How the epochs pass over the rows: in chunks of equal size, each cut into batches of equal size."""
 
     n: int
     num_chunks: int
@@ -250,7 +254,7 @@ class _Plan(NamedTuple):
         return cls(n, num_chunks, chunk_rows, num_batches, chunk_rows // num_batches, epochs)
 
     def starts(self, rng: np.random.Generator) -> Iterator[int]:
-        """The first rows of all chunks of all epochs, in their order; the rows that an epoch does not hold vary."""
+        """The first rows of all chunks of all epochs, in their order. The rows that an epoch omits vary."""
         for _ in range(self.epochs):
             first = int(rng.integers(self.n - self.num_chunks * self.chunk_rows + 1))
             yield from (first + chunk * self.chunk_rows for chunk in rng.permutation(self.num_chunks).tolist())
@@ -261,7 +265,7 @@ class _Plan(NamedTuple):
 
 
 class _Rates(NamedTuple):
-    """What stays the same from batch to batch, as arrays, so that other values do not compile anew."""
+    """The numbers that are the same for all batches, as arrays, so that other values do not compile anew."""
 
     jitter: Float[AnyArray, ""]
     scale: Float[Array, ""]
@@ -278,12 +282,13 @@ class _Rates(NamedTuple):
     @property
     def adam(self) -> optax.GradientTransformation:
         dtype = self.learning_rate.dtype
+        # rate (1 + cos(pi t / T)) / 2 at step t of T
         rate = lambda step: self.learning_rate * (1 + jnp.cos(jnp.pi * step.astype(dtype) / self.num_steps)) / 2
         return optax.chain(scale_by_adam(dtype), optax.scale_by_learning_rate(rate))
 
 
 class _State(NamedTuple):
-    """What the minibatches change."""
+    """The state that the minibatches change."""
 
     params: PyTree
     optimizer: PyTree
@@ -295,12 +300,11 @@ class _State(NamedTuple):
 def _start(
     initial_models: Model, sample: Data, scale: Float[Array, ""], jitter: Float[AnyArray, ""], sparse: Sparse
 ) -> tuple[Model, Sites, Int[Array, ""]]:
-    """The model of a sample's exact evidence, improved by L-BFGS on its bound; its sites; how many initial values
-    failed.
+    """The model of a sample's exact evidence, improved by L-BFGS; its sites; how many initial values failed.
 
-    In the bound the sample counts `scale` times. Counted once, so few rows are often best explained as noise: every row
-    pays alike for what the inducing points miss, while what they explain is learned the better, the more rows there
-    are.
+    L-BFGS maximizes the bound of the sample, in which the sample counts `scale` times. Otherwise its few rows are often
+    best explained as noise. The cost of the variance that the inducing points miss is proportional to the number of
+    rows. But the function that they explain is learned better with more rows.
     """
 
     def scaled_sums(model):
@@ -320,7 +324,7 @@ def _start(
 
 
 def _descend(model: Model, sites: Sites, read: Read, plan: _Plan, rates: _Rates, rng: np.random.Generator) -> Model:
-    """The model after all epochs, or as soon as it is not finite."""
+    """The model after all epochs. The epochs end early if it is not finite."""
     params, fixed = models.split(model, with_inducing=True)
     state, before = _State(params, rates.adam.init(params), sites, params), jnp.ones((), bool)
     with progress.work("stochastic bound: chunks of rows", plan.epochs * plan.num_chunks) as work:
@@ -329,7 +333,8 @@ def _descend(model: Model, sites: Sites, read: Read, plan: _Plan, rates: _Rates,
             order = rng.permutation(plan.chunk_rows)[: plan.num_batches * plan.batch_rows]
             batches = jnp.asarray(order.reshape(plan.num_batches, plan.batch_rows))
             state, finite = _pass_over(state, fixed, data, batches, rates)
-            # To ask is to wait for the answer: while the next chunk is read, the device works on this one alone.
+            # The test waits for its value. So it tests the chunk before: the device works on this chunk while the next
+            # one is read.
             if not before:
                 break
             before = finite
@@ -369,7 +374,7 @@ def _pass_over(
 def _condition(
     model: Model, read: Read, n: int, jitter: Float[AnyArray, ""]
 ) -> tuple[Float[Array, ""], gp.Posterior, Float[Array, ""], Float[Array, ""]]:
-    """The collapsed bound of all rows, the posterior under the optimal q, the noise variance, and that for rounding."""
+    """The collapsed bound of all rows, the posterior under the optimal q, the noise variance, its part by rounding."""
     read_all = (_checked(read(part), part.stop - part.start) for part in chunks(n))
     totals = (_jitted_sum_over(model, chunk, jitter) for chunk in read_all)
     sums, prior = reduce(partial(jax.tree.map, operator.add), totals)
@@ -385,7 +390,7 @@ def _conclude(model: Model, sums: sparse_gp.RowSums, prior: Float[Array, ""], ji
 
 
 def _sum_over(model: Model, data: Data, jitter: Float[AnyArray, ""]) -> tuple[sparse_gp.RowSums, Float[Array, ""]]:
-    """What rows add to the sums over all of them, and to that of their prior variances."""
+    """The terms of some rows in the sums over all rows, and the sum of their prior variances."""
     sums, _ = models.row_sums(model, data, jitter)
     return sums, jnp.sum(model.kernel.diagonal(data.points))
 
@@ -405,7 +410,7 @@ def _sample(read: Read, n: int, num_rows: int, rng: np.random.Generator) -> Data
 
 
 def _checked(data: Data, num_rows: int) -> Data:
-    """The rows read, if they are as many as asked for."""
+    """The rows that were read; ValueError if their number is not `num_rows`."""
     if data.targets.shape != (num_rows,):
         raise ValueError(f"read must give the {num_rows} rows asked for; got targets of shape {data.targets.shape}.")
     return data

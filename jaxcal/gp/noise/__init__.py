@@ -1,4 +1,4 @@
-"""What the noise of a process is: Gaussian, Student t, or Gaussian with a variance that depends on the inputs."""
+"""The noise of a process: Gaussian, Student t, or Gaussian with a variance that depends on the inputs."""
 
 from jaxcal.gp.noise.gaussian import GaussianNoise as GaussianNoise
 from jaxcal.gp.noise.inputs import InputNoise as InputNoise

@@ -15,10 +15,10 @@ from jaxcal.gp.protocols import First, Inference, InitialOf, Noise, initial_mode
 class GaussianNoise(Noise):
     """y = f(x) + e, with e ~ N(0, variance); Rasmussen & Williams (2006), eq. 2.20.
 
-    If the model behind RIO has a std, the variance of a row is a learned mixture of a constant and of the base's.
+    If the base model of RIO has a std, the noise variance is a learned mixture of a constant and the base's variance.
 
     Attributes:
-        variance: in squared units of y, where it is known, a number or a scalar array; None to learn it.
+        variance: the known variance in squared units of y, a number or a scalar array. None to learn it.
 
     Raises:
         ValueError: if the variance is no positive scalar.
@@ -42,16 +42,16 @@ class GaussianNoise(Noise):
 
     @property
     def is_gaussian(self) -> bool:
-        """It is."""
+        """True."""
         return True
 
     @property
     def known_variance(self) -> ArrayLike | None:
-        """What the user gave."""
+        """The variance that the user gave."""
         return self.variance
 
     def fit(
         self, inference: Inference, initial_of: InitialOf, data: Data, jitter: Float[AnyArray, ""], first: First = None
     ) -> Process:
-        """The process of the greatest evidence, as the inference has it."""
+        """The process of the greatest evidence, as the inference defines it."""
         return inference.conclude(inference.search(initial_models(initial_of, data), data, jitter, first), data, jitter)

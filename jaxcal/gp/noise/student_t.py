@@ -1,4 +1,4 @@
-"""Student t noise: outliers do not decide the fit; `functional.noise` has the formulas."""
+"""Student t noise, so that outliers do not decide the fit; `functional.noise` has the formulas."""
 
 from typing import ClassVar
 
@@ -11,29 +11,30 @@ from jaxcal.gp.model import Data, Model, StudentT, expected_squares
 from jaxcal.gp.process import Process
 from jaxcal.gp.protocols import First, Inference, InitialOf, Noise, initial_models
 
-# The degrees of freedom of the first precisions, and those that the climb begins with.
+# The degrees of freedom for the precisions of the first search, and the initial value of the joint search.
 _FIRST_DF, _CLIMBED_DF = 4.0, 10.0
 
 
 class StudentTNoise(Noise):
     """Noise whose scale and degrees of freedom are learned; predictions are a `StudentT`.
 
-    Every row has a precision of its own, e ~ N(0, variance / w), with w of a gamma distribution. The search for
-    hyperparameters is the one of Gaussian noise, with the precisions that the targets alone suggest. From its end
-    hyperparameters, degrees of freedom and precisions are climbed together: in alternation the degrees of freedom
-    creep. It costs two to four times as much as `GaussianNoise`. It goes with `Exact` and `Sparse`.
+    Every row has its own precision, e ~ N(0, variance / w), where w has a gamma distribution. First, hyperparameters
+    are searched as with Gaussian noise, with the precisions that the targets alone suggest. From the end of this
+    search, hyperparameters, degrees of freedom and precisions are optimized together. If they alternated, the degrees
+    of freedom would converge slowly. The fit costs two to four times as much as with `GaussianNoise`. It goes with
+    `Exact` and `Sparse`.
     """
 
     by_parts: ClassVar[bool] = True
 
     @property
     def is_gaussian(self) -> bool:
-        """It is not."""
+        """False."""
         return False
 
     @property
     def has_heavy_tails(self) -> bool:
-        """It has."""
+        """True."""
         return True
 
     @part
@@ -47,22 +48,22 @@ class StudentTNoise(Noise):
     ) -> Process:
         """The process of the greatest bound: `functional.noise.student_t_bound`."""
         weighted = self.first_data(data)
-        found = inference.search(initial_models(initial_of, data), weighted, jitter, first)
+        optimum = inference.search(initial_models(initial_of, data), weighted, jitter, first)
         climbed = inference.descend(
-            _with_student_t(inference, found.model, weighted, jitter, _CLIMBED_DF), data, jitter
+            _with_student_t(inference, optimum.model, weighted, jitter, _CLIMBED_DF), data, jitter
         )
-        # The last update is in closed form, and raises the bound.
+        # The last update of the precisions and the degrees of freedom has a closed form, and raises the bound.
         model = _with_student_t(inference, climbed.model, data, jitter)
         value = inference.evidence(model, data, jitter)
-        found = climbed._replace(model=model, evidence=value, failed_initial_values=found.failed_initial_values)
-        return inference.conclude(found, data, jitter)
+        optimum = climbed._replace(model=model, evidence=value, failed_initial_values=optimum.failed_initial_values)
+        return inference.conclude(optimum, data, jitter)
 
 
 @part
 def _with_student_t(
     inference: Inference, model: Model, data: Data, jitter: Float[AnyArray, ""], df: float | None = None
 ) -> Model:
-    """A model with Student t noise by what it says of the rows; of the most likely degrees of freedom, if None."""
+    """The model with Student t noise, whose precisions follow from its posterior; df=None takes the most likely df."""
     after = inference.posterior(model, data, jitter)
     squares = expected_squares(model, after, data) / model.noise_variance(data.points)
     student_t = StudentT.of(noise.student_t_df(squares) if df is None else df, squares)

@@ -34,7 +34,7 @@ OPTIONAL = (
     "xgboost",
     "xgboost_distribution",
 )
-EXAMPLES = [block for block, _ in BLOCK.findall(README.read_text(encoding="utf-8"))]
+EXAMPLES = BLOCK.findall(README.read_text(encoding="utf-8"))
 # Its programs need a cluster: `test_sweep_clusters.py` runs them.
 CLUSTERS = DOCS / "clusters.md"
 WITH_CODE = [page for page in PAGES if page != CLUSTERS and BLOCK.search(page.read_text(encoding="utf-8"))]
@@ -84,18 +84,19 @@ def not_installed(block):
 
 
 @pytest.mark.any_precision
-@pytest.mark.parametrize("example", EXAMPLES, ids=[f"example {k + 1}" for k in range(len(EXAMPLES))])
-def test_an_example_of_the_readme_runs(example, monkeypatch):
+@pytest.mark.parametrize(("example", "shown"), EXAMPLES, ids=[f"example {k + 1}" for k in range(len(EXAMPLES))])
+def test_an_example_of_the_readme_runs_and_prints_what_is_shown(example, shown, monkeypatch, capsys):
     """Each in a namespace of its own."""
     if absent := not_installed(example):
         pytest.skip(f"not installed: {', '.join(absent)}")
     monkeypatch.delenv("JAXCAL_DATA", raising=False)
     exec(compile(example, str(README), "exec"), {})
+    assert not shown or alike(shown, capsys.readouterr().out, 0.02)
 
 
 @pytest.mark.any_precision
 def test_the_readme_is_short():
-    assert len(README.read_text(encoding="utf-8").splitlines()) <= 150
+    assert len(README.read_text(encoding="utf-8").splitlines()) <= 110
 
 
 @pytest.mark.any_precision

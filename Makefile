@@ -34,7 +34,7 @@ test-slow: setup
 
 # On every Python that is supported and there, each with an environment of its own.
 test-pythons:
-	@for version in 3.11 3.12 3.13; do \
+	@for version in 3.11 3.12 3.13 3.14; do \
 		if python$$version --version 2> /dev/null; then \
 			$(MAKE) test PYTHON=python$$version VENV=.venv-$$version || exit 1; \
 		else \
@@ -42,7 +42,7 @@ test-pythons:
 		fi; \
 	done
 
-# What is published: it is well formed, and runs the demo alone in an empty environment.
+# The published wheel is well formed. In an empty environment it runs the demo and the first example of the README.
 check-wheel:
 	rm -rf dist && $(PYTHON) -m venv dist/env
 	dist/env/bin/python -m pip install --quiet build twine
@@ -50,6 +50,8 @@ check-wheel:
 	dist/env/bin/twine check --strict dist/*.whl dist/*.tar.gz
 	dist/env/bin/python -m pip install --quiet "$$(echo dist/*.whl)[cli]"
 	cd dist && env/bin/jaxcal demo
+	awk '/^```python$$/ {on = 1; next} on && /^```$$/ {exit} on' README.md > dist/example.py
+	cd dist && env/bin/python example.py
 
 # The site, in build/site: open its index.html. A link that leads nowhere is an error.
 docs: setup

@@ -1,4 +1,4 @@
-"""What a column of a data frame holds: numbers, or labels; values may be missing."""
+"""The values of a column of a data frame: numbers, or labels. Values may be missing."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from jaxtyping import Array, Float, Int
 from jaxcal import _checks
 from jaxcal.frames.layout import Table, as_frame, place_of
 
-# A label is a string in a column of text, and a number in one of numbers; None stands for a missing one.
+# A label is a string in a column of text, and a number in a column of numbers. None stands for a missing label.
 Label = str | float | None
 _OF_LABELS = (str, int, float, type(None))
 
@@ -29,7 +29,7 @@ def numbers_in(x: Table, column: int | str) -> Float[Array, " n"]:
     """The numbers in a column of a frame, by its position or its name, [n].
 
     Raises:
-        ValueError: if there is no such column, or it holds labels, or values that are missing or infinite.
+        ValueError: if there is no such column, or it holds labels, or a value is missing or infinite.
     """
     values = _column(x, column)
     called = f"column {str(values.name)!r}"
@@ -48,7 +48,7 @@ def holds_labels(name: str, column: Any) -> bool:
     """Whether a column of a frame is categorical or holds text.
 
     Raises:
-        ValueError: if it holds neither that nor numbers.
+        ValueError: if it holds neither labels nor numbers.
     """
     import narwhals.stable.v2 as nw
 
@@ -57,7 +57,7 @@ def holds_labels(name: str, column: Any) -> bool:
         return False
     if dtype in (nw.String, nw.Categorical, nw.Enum, nw.Object):
         return True
-    if dtype == nw.Unknown and column.to_numpy().dtype.kind in "fiu":  # of another order of bytes, or long doubles
+    if dtype == nw.Unknown and column.to_numpy().dtype.kind in "fiu":  # another byte order, or long doubles
         return False
     raise ValueError(
         f"{name} of x holds {dtype}, which is neither numbers nor labels: make numbers of it, such as days "
@@ -86,10 +86,10 @@ def numbers(name: str, column: Any) -> np.ndarray:
 
 
 def distinct_labels(name: str, column: Any, *, of_numbers: bool) -> tuple[tuple[Label, ...], Int[np.ndarray, " n"]]:
-    """The labels of a column in increasing order, a missing one last, and the position of every row's.
+    """The labels of a column in increasing order, a missing label last, and the position of every row's label.
 
     Raises:
-        ValueError: if one is neither a number nor a string.
+        ValueError: if a label is neither a number nor a string.
     """
     if of_numbers:
         values = numbers(name, column)
@@ -111,7 +111,7 @@ def distinct_labels(name: str, column: Any, *, of_numbers: bool) -> tuple[tuple[
 
 
 def values_of(column: Any) -> tuple[list, np.ndarray]:
-    """The values of a column of labels, and which are missing: NaN, or None, which is also in place of pandas' NA."""
+    """The values of a column of labels, and which values are missing: NaN and None. pandas' NA becomes None."""
     is_null = column.is_null().to_list()
     given = [None if null else value for value, null in zip(column.to_list(), is_null, strict=True)]
     return given, np.array([value is None or value != value for value in given])

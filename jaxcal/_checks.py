@@ -48,8 +48,8 @@ def as_floats(name: str, values: Any) -> Float[JaxArray, "..."]:
             f"{name}.detach().cpu().numpy()."
         )
     if _numpy.is_working():
-        found: Any = np.asarray(values)
-        return found if found.dtype in (np.float32, np.float64) else found.astype(_float_dtype(name, found.dtype))
+        array: Any = np.asarray(values)
+        return array if array.dtype in (np.float32, np.float64) else array.astype(_float_dtype(name, array.dtype))
     if not isinstance(values, jax.Array):
         # NumPy makes a copy: JAX may share the memory of an array, and would compile a program for every shape.
         if hasattr(values, "__array__") or _has_masked_parts(values) or _is_list_of_numbers(values):
@@ -71,10 +71,10 @@ def as_numpy_floats(name: str, values: Any, dtype: DTypeLike | None = None) -> n
     Raises:
         ValueError: if they are not real numbers, or a value is masked.
     """
-    found = _as_array(name, values)
-    chosen = _float_dtype(name, found.dtype)
+    array = _as_array(name, values)
+    chosen = _float_dtype(name, array.dtype)
     with np.errstate(over="ignore"):
-        return np.array(found, chosen if dtype is None else dtype)
+        return np.array(array, chosen if dtype is None else dtype)
 
 
 def _float_dtype(name: str, dtype: np.dtype) -> np.dtype:
@@ -102,10 +102,10 @@ def _as_array(name: str, values: Any) -> np.ndarray:
     if str(getattr(values, "dtype", "")) == "torch.bfloat16":  # NumPy does not know this dtype
         values = values.float()
     try:
-        found = np.asarray(values)
+        array = np.asarray(values)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{name} must be an array of real numbers; got {type(values).__name__}.") from error
-    return _numbers_of(name, found) if found.dtype.kind in "OUS" else found
+    return _numbers_of(name, array) if array.dtype.kind in "OUS" else array
 
 
 def _is_list_of_numbers(values: Any) -> bool:
@@ -268,17 +268,17 @@ def as_labels(name: str, labels: Any, length: int) -> np.ndarray:
     if is_traced(labels):
         raise TypeError(f"{name} is traced, but its values must be known: call this outside jit, vmap and grad.")
     check_not_masked(name, labels)
-    found = np.asarray(labels)
-    if jnp.issubdtype(found.dtype, jnp.floating):  # labels are Python's numbers, whatever their precision is
-        found = found.astype(float)
-    if found.dtype == object and all(isinstance(label, str) for label in found):  # columns of data frames are such
-        found = found.astype(str)
-    if found.shape != (length,):
-        raise ValueError(f"{name} must have shape ({length},), a label for each row; got {found.shape}.")
-    missing = sum(_is_missing(label) for label in found) if found.dtype == object else int((found != found).sum())
+    array = np.asarray(labels)
+    if jnp.issubdtype(array.dtype, jnp.floating):  # labels are Python's numbers, whatever their precision is
+        array = array.astype(float)
+    if array.dtype == object and all(isinstance(label, str) for label in array):  # columns of data frames are such
+        array = array.astype(str)
+    if array.shape != (length,):
+        raise ValueError(f"{name} must have shape ({length},), a label for each row; got {array.shape}.")
+    missing = sum(_is_missing(label) for label in array) if array.dtype == object else int((array != array).sum())
     if missing:
         raise ValueError(f"{name} holds {missing} labels that are NaN or None: give each row a label.")
-    return found
+    return array
 
 
 def check_finite(name: str, array: ArrayLike) -> None:

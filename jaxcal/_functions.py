@@ -39,8 +39,8 @@ def function_of(name: str | Callable) -> Callable:
 def find(name: str) -> Any:
     """The function of a name; None if there is none."""
     module, _, attribute = name.rpartition(".")
-    found = _MODULES.get(module, {}).get(attribute)
-    is_function = callable(found) and not isinstance(found, type) and not attribute.startswith("_")
+    function = _MODULES.get(module, {}).get(attribute)
+    is_function = callable(function) and not isinstance(function, type) and not attribute.startswith("_")
     # jax.numpy also contains functions of NumPy.
-    own = str(getattr(found, "__module__", "")).partition(".")[0] == "jax"
-    return found if is_function and own and name != _NO_FORMULA else None
+    own = str(getattr(function, "__module__", "")).partition(".")[0] == "jax"
+    return function if is_function and own and name != _NO_FORMULA else None

@@ -107,10 +107,10 @@ def by_numpy(function: Callable[..., T], *args: Any, **options: Any) -> T:
     before, _thread.works = is_working(), True
     try:
         with np.errstate(all="ignore"):  # values that are not finite show overflows, as in a compiled program
-            found = function(*args, **options)
+            result = function(*args, **options)
     finally:
         _thread.works = before
-    return in_jax(found)
+    return in_jax(result)
 
 
 def as_numpy(tree: T) -> T:

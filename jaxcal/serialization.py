@@ -360,8 +360,8 @@ class _Reader:
             case {"method": name, "of": owner}:
                 return self._method(self.value(owner, _join(place, "__self__")), name, place)
             case {"enum": name, "member": member}:
-                found = getattr(_find(name), "__members__", {}).get(member)
-                return self._refuse(place, f"{name}.{member}") if found is None else found
+                enum_member = getattr(_find(name), "__members__", {}).get(member)
+                return self._refuse(place, f"{name}.{member}") if enum_member is None else enum_member
             case {"class": name, "fields": fields}:
                 return self._record(name, fields, place)
         return self._refuse(place, f"of the kind {next(iter(node), '')!r}")
@@ -410,20 +410,20 @@ class _Reader:
             self._refuse(place, f"the method {name!r} of a {type(owner).__name__}")
         return getattr(owner, name)
 
-    def _record(self, name: str, given: dict, place: str) -> Any:
+    def _record(self, name: str, nodes: dict, place: str) -> Any:
         """An object of these fields, made without its __init__."""
         cls = _find(name)
         if cls is None or not _is_record(cls):
             self._refuse(place, f"a {name}")
-        if extra := sorted(given.keys() - set(_fields(cls))):
+        if extra := sorted(nodes.keys() - set(_fields(cls))):
             self._refuse(place, f"a {cls.__name__} with the field {extra[0]!r}")
-        if lacking := sorted(set(_fields(cls)) - given.keys()):
+        if lacking := sorted(set(_fields(cls)) - nodes.keys()):
             raise ValueError(
                 f"{self._path} cannot be loaded: {place or 'the model'} is a {cls.__name__}, and the file lacks its "
                 f"field {lacking[0]!r}, which jaxcal {_own_version()} needs. The file was written by jaxcal "
                 f"{self._version}."
             )
-        values = {field: self._field(cls, field, given[field], _join(place, field)) for field in _fields(cls)}
+        values = {field: self._field(cls, field, nodes[field], _join(place, field)) for field in _fields(cls)}
         if issubclass(cls, tuple):
             return tuple.__new__(cls, values.values())
         made = object.__new__(cls)
@@ -453,11 +453,11 @@ def _find(name: str) -> Any:
     if not own and module not in _MODULES:
         return None
     try:
-        found = vars(importlib.import_module(module)).get(attribute)
+        thing = vars(importlib.import_module(module)).get(attribute)
     except ImportError:
         return None
     # A module of jaxcal also holds the names that it imports, which may not be loaded from it.
-    return None if own and getattr(found, "__module__", None) != module else found
+    return None if own and getattr(thing, "__module__", None) != module else thing
 
 
 def _name_of(thing: Any) -> str | None:
@@ -470,10 +470,10 @@ def _name_of(thing: Any) -> str | None:
 
 def _find_function(name: str) -> Callable | None:
     """The function of a name: a function of JAX, or a public function of jaxcal; else None."""
-    found = _functions.find(name)
-    if found is None and name.startswith("jaxcal.") and not any(part.startswith("_") for part in name.split(".")):
-        found = _find(name)
-    return found if callable(found) and not isinstance(found, type) else None
+    function = _functions.find(name)
+    if function is None and name.startswith("jaxcal.") and not any(part.startswith("_") for part in name.split(".")):
+        function = _find(name)
+    return function if callable(function) and not isinstance(function, type) else None
 
 
 def _name_of_function(value: Any) -> str | None:

@@ -154,9 +154,9 @@ def calibrate(
     roles.check(tables.source)
     options = _Options(method or "rio", calibration_fraction, training, features, exclude, models, time_limit, seed)
     if prediction is None:
-        names_of_given = ("--std", "--method", "--by", "--weights", "--calibration-fraction", "--training")
-        given = zip(names_of_given, (std, method, by, weights, calibration_fraction, training), strict=True)
-        if needless := [name for name, value in given if value is not None]:
+        option_names = ("--std", "--method", "--by", "--weights", "--calibration-fraction", "--training")
+        option_values = zip(option_names, (std, method, by, weights, calibration_fraction, training), strict=True)
+        if needless := [name for name, value in option_values if value is not None]:
             raise ValueError(f"{', '.join(needless)} needs a column of predictions, --prediction.")
         fitted = _fit_pipeline(tables, roles, options, is_saved=save is not None)
     else:
@@ -191,8 +191,8 @@ def apply(
         raise ValueError(f"{model} was not written by jaxcal calibrate --save: jaxcal.load reads it in Python.")
     roles = Roles(**saved["roles"] | {"features": tuple(saved["roles"]["features"])})
     levels = saved["levels"] if quantiles is None else _parse_levels(quantiles)
-    given, usual = csv_format(separator, decimal, thousands, encoding), Format(**saved.get("format", {}))
-    table = Table.read(file, given, usual, saved.get("texts"))
+    named, usual = csv_format(separator, decimal, thousands, encoding), Format(**saved.get("format", {}))
+    table = Table.read(file, named, usual, saved.get("texts"))
     names = _names(levels, saved["prefix"] if prefix is None else prefix, table, are_split=False)
     out = _checked_out(out, (file, model), table)
     console.say(f"{model}: {saved['about']}")
@@ -337,9 +337,9 @@ def _guarantees(calibrator: Any, labels: np.ndarray | None) -> list[str]:
     if labels is None:
         return [_told(calibrator.guarantee)]
     groups = np.unique(labels).tolist()
-    found = [f"{label}: {_told(partial(calibrator.guarantee, group=label))}" for label in groups[:_GROUPS_NAMED]]
+    lines = [f"{label}: {_told(partial(calibrator.guarantee, group=label))}" for label in groups[:_GROUPS_NAMED]]
     more = len(groups) - _GROUPS_NAMED
-    return [*found, f"... and {more} groups more."] if more > 0 else found
+    return [*lines, f"... and {more} groups more."] if more > 0 else lines
 
 
 def _told(guarantee: Callable) -> str:
@@ -410,13 +410,13 @@ def _candidates(models: str | None, *, is_saved: bool) -> list:
 
     named = None if models is None else [name.strip().replace("-", "_") for name in models.split(",")]
     try:
-        found = jc.pipeline.candidates() if named is None else jc.pipeline.candidates(named)
+        candidates = jc.pipeline.candidates() if named is None else jc.pipeline.candidates(named)
     except (ImportError, ValueError) as error:
         raise ValueError(f"--models: {error}") from error
-    kept = [each for each in found if not (is_saved and each[0] is catboost)]
+    kept = [each for each in candidates if not (is_saved and each[0] is catboost)]
     if not kept:
         raise ValueError("models of CatBoost cannot be saved: omit --save, or name another model.")
-    if len(kept) < len(found):
+    if len(kept) < len(candidates):
         console.say("CatBoost is not among the models: it cannot be saved.")
     return kept
 

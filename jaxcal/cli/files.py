@@ -103,8 +103,8 @@ class Table:
         values = self.frame[column]
         if values.dtype == polars.String:
             self.check_numerals([column])
-            found = numerals.numbers_in(values)
-            values = values if found is None else found
+            parsed = numerals.numbers_in(values)
+            values = values if parsed is None else parsed
         if not (is_numeric(values.dtype) or values.dtype == polars.Null):
             others = numerals.not_numbers(values) if values.dtype == polars.String else values
             bad = values[0] if others.is_empty() else others[0]
@@ -170,15 +170,15 @@ class Table:
 
 
 def _read_text(
-    file: Path, given: Format, usual: Format, texts: Sequence[str] | None
+    file: Path, known: Format, usual: Format, texts: Sequence[str] | None
 ) -> "tuple[polars.DataFrame, Text]":
     """The table in a CSV, and its text. A note on stderr says which format was recognized."""
-    text = Text.read(file, given, usual)
+    text = Text.read(file, known, usual)
     table = text.frame()
     marks = _find_marks(table, text.format, usual, file)
     text = replace(text, format=replace(text.format, decimal=marks.decimal, thousands=marks.thousands))
-    if found := text.format.told(given, usual):
-        console.complain("Note", f"{file} has {found}, and was read so: --separator and --decimal say otherwise.")
+    if recognized := text.format.told(known, usual):
+        console.complain("Note", f"{file} has {recognized}, and was read so: --separator and --decimal say otherwise.")
     for name in table.columns:  # one by one, so that the texts of a column are freed before the next column
         if texts is None or name not in texts:
             table = table.with_columns(numerals.typed(table[name], marks, keep_padded=texts is None))

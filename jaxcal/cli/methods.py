@@ -27,9 +27,9 @@ def first_lines(package: str) -> dict[str, str]:
 def _files_of(package: str) -> dict[str, Path]:
     """The files of the public modules of a package of jaxcal, by name."""
     folder = Path(__file__).parents[1] / package
-    found = {file.stem: file for file in folder.glob("[!_]*.py")}
-    found |= {file.parent.name: file for file in folder.glob("[!_]*/__init__.py")}
-    return dict(sorted(found.items()))
+    files_by_name = {file.stem: file for file in folder.glob("[!_]*.py")}
+    files_by_name |= {file.parent.name: file for file in folder.glob("[!_]*/__init__.py")}
+    return dict(sorted(files_by_name.items()))
 
 
 def called(module: str) -> str:

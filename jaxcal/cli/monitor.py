@@ -62,13 +62,13 @@ def monitor(
     state = jc.online.adaptive.init(base, y[first], confidence_level=confidence_level)
     state, intervals["adaptive"] = jc.online.run(state, new_base, y[new])
     key = jax.random.key(seed)
-    found = jc.online.check_errors(base, y[first], new_base, y[new], key=key, significance=significance)
+    check = jc.online.check_errors(base, y[first], new_base, y[new], key=key, significance=significance)
     console.say(str(fixed.guarantee(confidence_level)))
-    _print_coverage(y[new], intervals, found, confidence_level)
-    console.say(f"{found}\n\n{_next_interval(float(state.threshold()), confidence_level, std, len(y) - len(known))}")
+    _print_coverage(y[new], intervals, check, confidence_level)
+    console.say(f"{check}\n\n{_next_interval(float(state.threshold()), confidence_level, std, len(y) - len(known))}")
 
 
-def _print_coverage(y: np.ndarray, intervals: dict[str, tuple], found: "ErrorCheck", confidence_level: float) -> None:
+def _print_coverage(y: np.ndarray, intervals: dict[str, tuple], check: "ErrorCheck", confidence_level: float) -> None:
     """Print a table of the coverage in each part of the rows, and of the largest value of the martingale so far."""
     from jaxcal.online.exchangeability import exponential
 
@@ -78,7 +78,7 @@ def _print_coverage(y: np.ndarray, intervals: dict[str, tuple], found: "ErrorChe
         f"between {low} and {high} of {len(y)} rows (in 19 of 20 cases)."
     )
     covered = {name: (np.asarray(lower) <= y) & (y <= np.asarray(upper)) for name, (lower, upper) in intervals.items()}
-    largest = np.maximum.accumulate(np.maximum(found.log_martingale, 0))
+    largest = np.maximum.accumulate(np.maximum(check.log_martingale, 0))
     whole = np.arange(len(y))
     rows = []
     for part in (*np.array_split(whole, min(10, len(y))), whole):

@@ -48,12 +48,12 @@ class Format:
 
     def told(self, given: "Format", usual: "Format") -> str:
         """The recognized properties that differ from the usual ones, in words."""
-        found = []
+        phrases = []
         if given.separator is None and self.separator != (usual.separator or ","):
-            found.append(f"fields separated by {SEPARATORS[str(self.separator)]}")
+            phrases.append(f"fields separated by {SEPARATORS[str(self.separator)]}")
         if given.decimal is None and self.decimal != (usual.decimal or "."):
-            found.append(f"decimal {'commas' if self.decimal == ',' else 'points'}")
-        return " and ".join(found)
+            phrases.append(f"decimal {'commas' if self.decimal == ',' else 'points'}")
+        return " and ".join(phrases)
 
 
 # Everything is recognized from the file.
@@ -211,10 +211,10 @@ def _find_records(utf8: bytes, separator: str, file: Path) -> tuple[np.ndarray, 
     return np.array(ends), names, has_blank_lines
 
 
-def _of_ragged_line(file: Path, start: int, stop: int, found: int, expected: int) -> str:
+def _of_ragged_line(file: Path, start: int, stop: int, number: int, expected: int) -> str:
     """The message about a wrong number of fields of a record."""
     lines = f"line {start} has" if start == stop else f"lines {start} to {stop}, one record by their quotes, have"
-    return f"cannot read {file}: {lines} {found} fields, and the header {expected}."
+    return f"cannot read {file}: {lines} {number} fields, and the header {expected}."
 
 
 def _find_separator(utf8: bytes, file: Path, usual: str | None) -> str:
@@ -225,13 +225,13 @@ def _find_separator(utf8: bytes, file: Path, usual: str | None) -> str:
     """
     agreeing = {separator: _num_agreeing(utf8, separator) for separator in {usual or ",", *SEPARATORS}}
     most = max(agreeing.values())
-    found = [separator for separator, number in agreeing.items() if number == most]
-    if most == 0 or usual in found:
+    best = [separator for separator, number in agreeing.items() if number == most]
+    if most == 0 or usual in best:
         return usual or ","
-    if len(found) > 1:
-        named = " or ".join(words for separator, words in SEPARATORS.items() if separator in found)
+    if len(best) > 1:
+        named = " or ".join(words for separator, words in SEPARATORS.items() if separator in best)
         raise ValueError(f"the fields of {file} may be separated by {named}: say which, --separator.")
-    return found[0]
+    return best[0]
 
 
 def _num_agreeing(utf8: bytes, separator: str) -> int:
@@ -246,20 +246,20 @@ def _num_agreeing(utf8: bytes, separator: str) -> int:
     return widths.count(widths[0]) if widths and widths[0] > 1 else 0
 
 
-def _decoded(raw: bytes, file: Path, given: str | None, usual: str | None) -> tuple[bytes, str]:
+def _decoded(raw: bytes, file: Path, known: str | None, usual: str | None) -> tuple[bytes, str]:
     """A text in UTF-8, and the encoding of the file.
 
     Raises:
         ValueError: if the file does not have the named encoding, or is not UTF-8 and no encoding is named.
     """
     marked = next((name for mark, name in _BYTE_ORDER_MARKS.items() if raw.startswith(mark)), None)
-    encoding = _codec(given, marked) if given else marked or "utf-8"
+    encoding = _codec(known, marked) if known else marked or "utf-8"
     try:
         if encoding == "utf-8":
             return _checked_utf8(raw), encoding
         text = raw.decode(encoding)
     except UnicodeDecodeError as error:
-        if usual not in (None, encoding) and not given:
+        if usual not in (None, encoding) and not known:
             return _decoded(raw, file, usual, None)
         raise ValueError(_of_other_encoding(file, raw, encoding, error)) from error
     if text.encode(encoding) != raw:
@@ -273,10 +273,10 @@ def _codec(name: str, marked: str | None) -> str:
         "".encode(name)
     except LookupError as error:
         raise ValueError(f"--encoding must be an encoding of Python, such as utf-8 or cp1252; got {name!r}.") from error
-    found = codecs.lookup(name).name
-    if found == "utf-16":
+    codec = codecs.lookup(name).name
+    if codec == "utf-16":
         return "utf-16-be" if marked == "utf-16-be" else "utf-16-le"
-    return "utf-8" if found == "utf-8-sig" else found
+    return "utf-8" if codec == "utf-8-sig" else codec
 
 
 def _checked_utf8(raw: bytes) -> bytes:

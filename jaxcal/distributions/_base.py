@@ -232,8 +232,8 @@ def as_parameters(*, outputs: bool = False, **parameters: ArrayLike) -> list[Jax
     several outputs.
     """
     arrays = {name: _checks.as_floats(name, values) for name, values in parameters.items()}
-    given = [array for array in arrays.values() if array.ndim] or [a[None] for a in arrays.values()]
-    shape, dtype = given[0].shape, jnp.result_type(*given)
+    sources = [array for array in arrays.values() if array.ndim] or [a[None] for a in arrays.values()]
+    shape, dtype = sources[0].shape, jnp.result_type(*sources)
     rows = {name: as_parameter(a, dtype) if a.ndim else _repeated(a, shape, dtype) for name, a in arrays.items()}
     if not (outputs and len(shape) == 2 and shape[1] > 1):
         # Arrays are checked first. A number takes the shape of an array, and an error must name the array.
@@ -270,8 +270,8 @@ def _repeated(value: Float[JaxArray, ""], shape: tuple[int, ...], dtype: np.dtyp
     """An array of this shape with one number in every place. A known number needs no program for the shape."""
     if _checks.is_traced(value):
         return jnp.full(shape, value, dtype)
-    found: Any = np.full(shape, value, dtype)
-    return found if is_working() else jax.device_put(found)
+    array: Any = np.full(shape, value, dtype)
+    return array if is_working() else jax.device_put(array)
 
 
 def match(y: ArrayLike, rows: JaxArray) -> JaxArray:
@@ -359,10 +359,10 @@ def check_share(name: str, values: JaxArray) -> None:
 def check_group(z: object, kind: type, group: Array | None, new_weight: Array | None) -> None:
     """Raise ValueError unless z, if it is of this kind (tables of groups), has a group, and any other z has none."""
     if isinstance(z, kind) != (group is not None) or (group is None and new_weight is not None):
-        given = [name for name, value in (("group", group), ("new_weight", new_weight)) if value is not None]
+        names = [name for name, value in (("group", group), ("new_weight", new_weight)) if value is not None]
         raise ValueError(
             f"group and new_weight are for tables of groups, {kind.__name__} as z, and these need a group; got "
-            f"{type(z).__name__} with {' and '.join(given) or 'neither'}."
+            f"{type(z).__name__} with {' and '.join(names) or 'neither'}."
         )
 
 

@@ -122,10 +122,12 @@ def by_buckets(program: Callable[..., T], *, rows_of: int = 0) -> Callable[..., 
         if not can_be_filled(predictions, values):
             return program(predictions, *values, **options)
         size = bucket(number)
-        given = [filled(each, size) if place < rows_of and np.ndim(each) else each for place, each in enumerate(values)]
+        padded = [
+            filled(each, size) if place < rows_of and np.ndim(each) else each for place, each in enumerate(values)
+        ]
         places = np.where(np.arange(size) < number, np.arange(size), 0)
-        found = program(_on_host(predictions, places), *given, **options)
-        return in_jax(jax.tree.map(lambda array: np.asarray(array)[:number], found))
+        results = program(_on_host(predictions, places), *padded, **options)
+        return in_jax(jax.tree.map(lambda array: np.asarray(array)[:number], results))
 
     return call
 
@@ -147,8 +149,8 @@ def predicted_by_buckets(program: Callable[..., T]) -> Callable[..., T]:
         number = len(x)
         if number == bucket(number) or number > MANY or not can_be_filled(fitted, x):
             return program(fitted, x)
-        found: Any = program(fitted, filled(x, bucket(number)))
-        first: Any = _on_host(found, np.arange(number)) if isinstance(found, Rows) else np.asarray(found)[:number]
+        results: Any = program(fitted, filled(x, bucket(number)))
+        first: Any = _on_host(results, np.arange(number)) if isinstance(results, Rows) else np.asarray(results)[:number]
         return in_jax(first)
 
     return call

@@ -140,9 +140,9 @@ class Concatenated(Distribution):
 
     def __init__(self, parts: Sequence[Distribution], rows: Sequence[ArrayLike | Sequence[int]]):
         numbers = [np.asarray(each) for each in rows]
-        sizes, given = _lengths(parts), [each.shape[0] for each in numbers]
-        if sizes != given:
-            raise ValueError(f"the parts predict {sizes} rows, where {given} are expected.")
+        sizes, expected = _lengths(parts), [each.shape[0] for each in numbers]
+        if sizes != expected:
+            raise ValueError(f"the parts predict {sizes} rows, where {expected} are expected.")
         if not np.array_equal(np.sort(np.concatenate(numbers)), np.arange(sum(sizes))):
             raise ValueError(f"rows must hold each of the numbers 0 to {sum(sizes) - 1} once.")
         self.parts, self.moments = tuple(parts), None
@@ -260,11 +260,11 @@ class Concatenated(Distribution):
         if is_traced or len(self.parts) <= _FEW_PARTS:
             in_parts = values[self.rows] if is_traced else np.asarray(values)[np.asarray(self.rows)]
             own = (jnp if is_traced else np).split(in_parts, self.ends[:-1])
-            return self._join([getattr(part, method)(given) for part, given in zip(self.parts, own, strict=True)])
-        found = np.empty(values.shape, values.dtype)
+            return self._join([getattr(part, method)(each) for part, each in zip(self.parts, own, strict=True)])
+        results = np.empty(values.shape, values.dtype)
         for parts, rows in _alike(self.parts, np.split(np.asarray(self.rows), self.ends[:-1])):
-            found[rows] = _of_alike(method, parts, values[rows])
-        return jax.device_put(found)
+            results[rows] = _of_alike(method, parts, values[rows])
+        return jax.device_put(results)
 
     def _join(self, values: Sequence[JaxArray | np.ndarray], axis: int = 0) -> Array:
         """The values of the parts in the order of the rows."""
@@ -282,18 +282,18 @@ def with_moments(distribution: D) -> D:
 
 def _lengths(parts: Sequence[Distribution]) -> list[int]:
     """The number of rows of every part. The axis of rows is looked up once for parts of one structure."""
-    found, places = [], {}
+    lengths, places = [], {}
     for part in parts:
         leaves, structure = jax.tree.flatten(part)
         kind = structure, tuple(map(np.ndim, leaves))
         if type(part).__len__ is not Rows.__len__:
-            found.append(len(part))
+            lengths.append(len(part))
             continue
         if kind not in places:
             places[kind] = next((k, axis) for k, axis in enumerate(jax.tree.leaves(part._axes())) if axis >= 0)
         place, axis = places[kind]
-        found.append(leaves[place].shape[axis])
-    return found
+        lengths.append(leaves[place].shape[axis])
+    return lengths
 
 
 def _alike(

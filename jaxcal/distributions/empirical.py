@@ -133,8 +133,8 @@ class Empirical(Distribution):
         check_group(z, Tables, group, new_weight)
         _checks.check_choice("rule", rule, quantiles.RULES if group is not None else (*quantiles.RULES, "randomized"))
         if (rule == "randomized") != (tau is not None):
-            given = "no tau" if tau is None else "a tau"
-            raise ValueError(f"rule='randomized' and tau go together; got rule={rule!r} and {given}.")
+            state = "no tau" if tau is None else "a tau"
+            raise ValueError(f"rule='randomized' and tau go together; got rule={rule!r} and {state}.")
         self.loc, self.scale = as_parameters(loc=loc, scale=scale)
         self.tau = None if tau is None else as_parameters(loc=self.loc, tau=tau)[1].astype(self.loc.dtype)
         self.z = z if isinstance(z, Tables) else _as_sorted(z, self.loc, rule)

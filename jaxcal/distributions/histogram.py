@@ -125,28 +125,28 @@ class Histogram(Distribution):
     def cdf(self, y: Values) -> Float[AnyArray, "*n"]:
         """The sum of the masses of the lower bins, plus the mass of y's bin below y."""
         y = match(y, self._center)
-        found = self._bin_of(y)
-        xp, fraction = namespace(y, found.mass), found.fraction(y)
+        bin_of_y = self._bin_of(y)
+        xp, fraction = namespace(y, bin_of_y.mass), bin_of_y.fraction(y)
         if self.tails == "half_normal":
-            beyond = 2 * special(y).ndtr(-found.score(y))
-            fraction = xp.where(found.is_last, 1 - beyond, xp.where(found.is_first, beyond, fraction))
-        return xp.minimum(found.below + found.mass * fraction, 1)
+            beyond = 2 * special(y).ndtr(-bin_of_y.score(y))
+            fraction = xp.where(bin_of_y.is_last, 1 - beyond, xp.where(bin_of_y.is_first, beyond, fraction))
+        return xp.minimum(bin_of_y.below + bin_of_y.mass * fraction, 1)
 
     @of_targets
     def log_prob(self, y: Values) -> Float[AnyArray, "*n"]:
         """The log of the mass of y's bin over its width, or of the tail's density; -inf where the mass is 0."""
         y = match(y, self._center)
-        found = self._bin_of(y)
-        xp = namespace(y, found.mass)
-        log_density = -xp.log(found.safe(found.width))
+        bin_of_y = self._bin_of(y)
+        xp = namespace(y, bin_of_y.mass)
+        log_density = -xp.log(bin_of_y.safe(bin_of_y.width))
         if self.tails == "half_normal":
-            tail = _LOG_2 + normal.log_prob(found.score(y), 0, 1) - xp.log(found.safe(found.scale))
-            log_density = xp.where(found.is_first | found.is_last, tail, log_density)
+            tail = _LOG_2 + normal.log_prob(bin_of_y.score(y), 0, 1) - xp.log(bin_of_y.safe(bin_of_y.scale))
+            log_density = xp.where(bin_of_y.is_first | bin_of_y.is_last, tail, log_density)
             is_inside = xp.ones_like(y, dtype=bool)
         else:
             is_inside = (y >= self._edges[..., 0]) & (y <= self._edges[..., -1])
-        is_there = is_inside & (found.mass > 0) & (found.width > 0)
-        return xp.where(is_there, xp.log(xp.where(is_there, found.mass, 1)) + log_density, -np.inf)
+        is_there = is_inside & (bin_of_y.mass > 0) & (bin_of_y.width > 0)
+        return xp.where(is_there, xp.log(xp.where(is_there, bin_of_y.mass, 1)) + log_density, -np.inf)
 
     @of_targets
     def crps(self, y: Values) -> Float[AnyArray, "*n"]:
@@ -178,19 +178,20 @@ class Histogram(Distribution):
     def _quantile(self, levels: Float[AnyArray, "*n k1"], p: Float[AnyArray, "*n"]) -> Float[AnyArray, "*n"]:
         """The quantile, with the levels of the edges already computed."""
         inner = levels[..., 1:-1]
-        found = self._at(((inner < p[..., None]) | (inner <= 0)).sum(-1), levels)
-        xp, mass = namespace(p, found.mass), found.above - found.below  # so that level 1 is the end to the last digit
+        bin_of_p = self._at(((inner < p[..., None]) | (inner <= 0)).sum(-1), levels)
+        # The mass is a difference of levels, so that level 1 gives the end to the last digit.
+        xp, mass = namespace(p, bin_of_p.mass), bin_of_p.above - bin_of_p.below
         has_mass = mass > 0
         mass = xp.where(has_mass, mass, 1)
-        value = found.start + found.width * xp.clip((p - found.below) / mass, 0, 1)
+        value = bin_of_p.start + bin_of_p.width * xp.clip((p - bin_of_p.below) / mass, 0, 1)
         if self.tails == "uniform":
             return value
-        beyond = xp.clip(xp.where(found.is_last, 1 - p, p) / mass, 0, 1)
+        beyond = xp.clip(xp.where(bin_of_p.is_last, 1 - p, p) / mass, 0, 1)
         is_end = beyond <= 0
         score = xp.where(is_end, np.inf, -special(p).ndtri(xp.where(is_end, 1, beyond) / 2))
-        distance = found.scale * xp.where(found.width > 0, score, 0)
-        tail = xp.where(found.is_last, found.start + distance, found.end - distance)
-        return xp.where((found.is_first | found.is_last) & has_mass, tail, value)
+        distance = bin_of_p.scale * xp.where(bin_of_p.width > 0, score, 0)
+        tail = xp.where(bin_of_p.is_last, bin_of_p.start + distance, bin_of_p.end - distance)
+        return xp.where((bin_of_p.is_first | bin_of_p.is_last) & has_mass, tail, value)
 
     @property
     def _edges(self) -> Float[AnyArray, "*n k1"]:

@@ -66,9 +66,9 @@ class Columns(eqx.Module):
             return categorical
         layout = Layout.of(x)
         chosen = positions(categorical, layout)
-        found = _found_in_frame(x, layout, chosen) if is_frame(x) else _found_in_array(x, layout, chosen)
-        medians = {place: each.median for place, each in enumerate(found) if each.median is not None}
-        categories, majority = tuple(each.categories for each in found), tuple(each.majority for each in found)
+        contents = _found_in_frame(x, layout, chosen) if is_frame(x) else _found_in_array(x, layout, chosen)
+        medians = {place: each.median for place, each in enumerate(contents) if each.median is not None}
+        categories, majority = tuple(each.categories for each in contents), tuple(each.majority for each in contents)
         return cls(layout, categories, majority, incomplete=tuple(medians), medians=tuple(medians.values()))
 
     @property
@@ -160,11 +160,11 @@ class Columns(eqx.Module):
         if not (self.categorical or self.incomplete):
             return matrix
         labels = {place: (self._labels(place), self._instead(place)) for place in self.categorical}
-        found, is_known = _with_positions(matrix, tuple(labels.items()), len(self.incomplete))
+        table, is_known = _with_positions(matrix, tuple(labels.items()), len(self.incomplete))
         if not _checks.is_traced(matrix):
             for place, known in zip(self.categorical, is_known, strict=True):
                 self._check_seen(place, np.asarray(matrix)[:, place], np.asarray(known))
-        return found
+        return table
 
     def _labels(self, place: int) -> tuple[Any, ...]:
         """The values of a column's labels in an array. After a fit to a frame they are the labels' positions."""
@@ -276,13 +276,13 @@ def positions(categorical: Sequence[int | str], layout: Layout) -> tuple[int, ..
     """
     names, num_columns = layout.names or (), layout.num_columns
     known = {name: place for place, name in enumerate(names)}
-    found = tuple(sorted({known.get(column, -1) if isinstance(column, str) else column for column in categorical}))
-    if any(not 0 <= place < num_columns for place in found):
+    places = tuple(sorted({known.get(column, -1) if isinstance(column, str) else column for column in categorical}))
+    if any(not 0 <= place < num_columns for place in places):
         named = f", or {', '.join(names)}" if names else ""
         raise ValueError(
             f"categorical must hold columns of x, 0 to {num_columns - 1}{named}; got {tuple(categorical)}."
         )
-    return found
+    return places
 
 
 def names_rows(num_labels: int, num_rows: int) -> bool:
@@ -326,16 +326,16 @@ class _Found(NamedTuple):
 
 
 def _found_in_array(x: ArrayLike, layout: Layout, chosen: tuple[int, ...]) -> list[_Found]:
-    found = [_Found()] * layout.num_columns
+    contents = [_Found()] * layout.num_columns
     if not chosen:
-        return found
+        return contents
     if _checks.is_traced(x):
         raise TypeError("x is traced, but its categories must be known: call fit outside jit, vmap and grad.")
     matrix = np.asarray(_checks.as_matrix("x", x))
     for place in chosen:
         labels, counts = np.unique(matrix[:, place], return_counts=True)
-        found[place] = _Found(tuple(labels.tolist()), int(counts.argmax()))
-    return found
+        contents[place] = _Found(tuple(labels.tolist()), int(counts.argmax()))
+    return contents
 
 
 def _found_in_frame(x: Any, layout: Layout, chosen: tuple[int, ...]) -> list[_Found]:

@@ -96,10 +96,10 @@ def like(x: Table, columns: dict[str, np.ndarray]) -> Any:
         return np.column_stack(list(columns.values()))
     import narwhals.stable.v2 as nw
 
-    found = nw.from_dict(columns, backend=as_frame(x).implementation).to_native()
+    frame = nw.from_dict(columns, backend=as_frame(x).implementation).to_native()
     if hasattr(x, "index") and not callable(x.index):  # of pandas
-        found.index = x.index
-    return found
+        frame.index = x.index
+    return frame
 
 
 def check_same_index(x: Any, y: Any) -> None:

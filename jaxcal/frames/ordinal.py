@@ -45,8 +45,8 @@ class Ordinal(eqx.Module):
         if _checks.is_traced(x):
             return jnp.where(jnp.isinf(x), jnp.nan, x)
         known = ((column, labels) for column, labels in zip(_columns(x), self.labels, strict=True))
-        found = [_numbers_of(column, labels) for column, labels in known if labels is not None]
-        table = np.column_stack(found) if found else np.empty((num_rows(x), 0))
+        columns = [_numbers_of(column, labels) for column, labels in known if labels is not None]
+        table = np.column_stack(columns) if columns else np.empty((num_rows(x), 0))
         return np.where(np.isinf(table), np.nan, table)
 
 
@@ -66,8 +66,8 @@ def _labels_of(column: Any) -> tuple[str | float, ...] | None:
 
 def _distinct(values: list) -> tuple[str | float, ...]:
     """The labels, numbers before strings."""
-    found = {_label(value) for value in values if value is not None and value == value}
-    return tuple(sorted(found, key=lambda label: (isinstance(label, str), label)))
+    labels = {_label(value) for value in values if value is not None and value == value}
+    return tuple(sorted(labels, key=lambda label: (isinstance(label, str), label)))
 
 
 def _label(value: Any) -> str | float:
@@ -80,8 +80,8 @@ def _numbers_of(column: Any, labels: tuple[str | float, ...]) -> Float[np.ndarra
         places = {label: float(place) for place, label in enumerate(labels)}
         values = column.tolist() if isinstance(column, np.ndarray) else values_of(column)[0]
         return np.array([np.nan if value is None else places.get(_label(value), np.nan) for value in values])
-    found = _floats(column) if isinstance(column, np.ndarray) else numbers("a column", column)
-    return np.full(len(column), np.nan) if found is None else np.asarray(found, float)
+    floats = _floats(column) if isinstance(column, np.ndarray) else numbers("a column", column)
+    return np.full(len(column), np.nan) if floats is None else np.asarray(floats, float)
 
 
 def _floats(column: np.ndarray) -> np.ndarray | None:

@@ -77,9 +77,9 @@ def numbers(name: str, column: Any) -> np.ndarray:
         raise ValueError(f"{name} of x holds labels, where the fit had numbers.")
     if column.dtype != nw.Unknown:
         column = column.cast(nw.Float32 if str(column.dtype) in ("Float16", "Float32") else nw.Float64)
-    given = column.to_numpy()
-    is_short = given.dtype.kind == "f" and given.dtype.itemsize <= 4
-    values = _checks.as_numpy_floats(f"{name} of x", given, np.float32 if is_short else np.float64)
+    array = column.to_numpy()
+    is_short = array.dtype.kind == "f" and array.dtype.itemsize <= 4
+    values = _checks.as_numpy_floats(f"{name} of x", array, np.float32 if is_short else np.float64)
     if np.isinf(values).any():
         raise ValueError(f"{name} of x holds {np.isinf(values).sum()} values that are infinite.")
     return values
@@ -95,23 +95,23 @@ def distinct_labels(name: str, column: Any, *, of_numbers: bool) -> tuple[tuple[
         values = numbers(name, column)
         missing = np.isnan(values)
     else:
-        given, missing = values_of(column)
-        bad = [value for value in given if not isinstance(value, _OF_LABELS)]
+        objects, missing = values_of(column)
+        bad = [value for value in objects if not isinstance(value, _OF_LABELS)]
         if bad:
             raise ValueError(
                 f"{name} of x holds {len(bad)} values that are neither numbers nor strings, the first "
                 f"{bad[0]!r}: make numbers or strings of them."
             )
-        values = np.array([str(value) for value in given])
+        values = np.array([str(value) for value in objects])
     labels, position = np.unique(values[~missing], return_inverse=True)
     number = np.full(len(values), len(labels))
     number[~missing] = position
-    found = [float(label) if of_numbers else str(label) for label in labels]
-    return tuple([*found, None] if missing.any() else found), number
+    distinct = [float(label) if of_numbers else str(label) for label in labels]
+    return tuple([*distinct, None] if missing.any() else distinct), number
 
 
 def values_of(column: Any) -> tuple[list, np.ndarray]:
     """The values of a column of labels, and which values are missing: NaN and None. pandas' NA becomes None."""
     is_null = column.is_null().to_list()
-    given = [None if null else value for value, null in zip(column.to_list(), is_null, strict=True)]
-    return given, np.array([value is None or value != value for value in given])
+    values = [None if null else value for value, null in zip(column.to_list(), is_null, strict=True)]
+    return values, np.array([value is None or value != value for value in values])

@@ -174,9 +174,9 @@ class WorstCaseGuarantee:
 
     Example:
         >>> print(WorstCaseGuarantee(0.9, 1000, 10))
-        The 90 % interval covers a new row with probability 78.2 % at least, whatever the model and the data, if that
-        row is exchangeable with the 1000 calibration rows. It is about 90 % where models that were fitted without
-        different rows predict nearly the same.
+        The 90 % interval covers a new row with probability 78.2 % at least, whatever the model and the data. This holds
+        if that row is exchangeable with the 1000 calibration rows. It is about 90 % where models that were fitted
+        without different rows predict nearly the same.
     """
 
     confidence_level: float
@@ -231,7 +231,8 @@ class WorstCaseGuarantee:
             return f"In the worst case no coverage of the {level} interval is guaranteed. {typical}"
         return (
             f"The {level} interval covers a new row with probability {100 * self.coverage:.1f} % at least, whatever "
-            f"the model and the data, if that row is exchangeable with the {rows} calibration rows. {typical}"
+            f"the model and the data. This holds if that row is exchangeable with the {rows} calibration rows. "
+            f"{typical}"
         )
 
 
@@ -248,9 +249,9 @@ class WeightedGuarantee:
 
     Example:
         >>> print(WeightedGuarantee(0.9, 500, 220.4))
-        The 90 % interval covers a new row with probability 90 % or more, if the weights are proportional to the density
-        of the new inputs over that of the 500 calibration inputs, and the targets depend on the inputs as before. The
-        rows are worth 220 of equal weight.
+        The 90 % interval covers a new row with probability 90 % or more. This needs weights proportional to the density
+        of new inputs over the density of the 500 calibration inputs. The targets must depend on the inputs as before.
+        The rows are worth 220 of equal weight.
     """
 
     confidence_level: float
@@ -266,9 +267,9 @@ class WeightedGuarantee:
         """The guarantee in plain words."""
         level = f"{100 * self.confidence_level:g} %"
         return (
-            f"The {level} interval covers a new row with probability {level} or more, if the weights are proportional "
-            f"to the density of the new inputs over that of the {self.num_calibration} calibration inputs, and the "
-            "targets depend on the inputs as before. "
+            f"The {level} interval covers a new row with probability {level} or more. This needs weights proportional "
+            f"to the density of new inputs over the density of the {self.num_calibration} calibration inputs. The "
+            "targets must depend on the inputs as before. "
             f"The rows are worth {self.effective:.0f} of equal weight."
         )
 
@@ -296,9 +297,9 @@ class ConditionalGuarantee:
     Example:
         >>> print(ConditionalGuarantee(0.9, 500, 4))
         The 90 % interval covers a new row with probability 90 % or more in every group of rows whose indicator is a
-        combination of the 4 features, and in all, if that row is exchangeable with the 500 calibration rows. Likewise
-        where inputs are distributed otherwise, if their density over that of the calibration inputs is a combination of
-        the features, and the targets depend on the inputs as before.
+        combination of the 4 features. The same holds for all rows together. That row must be exchangeable with the 500
+        calibration rows. It may also have another distribution of the inputs, if its density over the density of the
+        calibration inputs is a combination of the features. Then the targets must depend on the inputs as before.
     """
 
     confidence_level: float
@@ -339,10 +340,10 @@ class ConditionalGuarantee:
         features = f"the {self.num_features} features" if self.num_features > 1 else "the constant"
         return (
             f"The {level} interval covers a new row with probability {level}{'' if self.randomized else ' or more'} in "
-            f"every group of rows whose indicator is a combination of {features}, and in all, if that row is "
-            f"exchangeable with the {self.num_calibration} calibration rows. Likewise where inputs are distributed "
-            "otherwise, if their density over that of the calibration inputs is a combination of the features, and the "
-            "targets depend on the inputs as before."
+            f"every group of rows whose indicator is a combination of {features}. The same holds for all rows "
+            f"together. That row must be exchangeable with the {self.num_calibration} calibration rows. It may also "
+            "have another distribution of the inputs, if its density over the density of the calibration inputs is a "
+            "combination of the features. Then the targets must depend on the inputs as before."
         )
 
 

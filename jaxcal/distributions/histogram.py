@@ -158,7 +158,7 @@ class Histogram(Distribution):
         spread = level * (1 - level)
         # F (1 - F) is a parabola in a bin: the trapezoidal rule, plus its error m^2 / 6 for a bin of mass m.
         inside = bins.width * ((spread[..., :-1] + spread[..., 1:]) / 2 + mass**2 / 6)
-        # In a tail 1 - F = m S, with mass m. The integral of m S (1 - m S) is m E|N| - m^2 E min(|N|, |N'|).
+        # 1 - F is m S in a tail of mass m. The integral of m S (1 - m S) is m E|N| - m^2 E min(|N|, |N'|).
         tail = bins.scale * mass * (_MEAN - mass * _SMALLER)
         return xp.where(is_finite, (mass * distance - xp.where(bins.is_tail, tail, inside)).sum(-1), np.inf)
 
@@ -278,8 +278,8 @@ class _Bins(NamedTuple):
         """The mean distance of a value from y.
 
         Let a uniform bin have the half width h, and y the distance d from its middle. Then the mean distance is
-        (d^2 / h + h) / 2 if d < h, else d. In a tail, let y lie at z in units of |N|. Before the tail's start the mean
-        distance is E|N| - z, and after it z - E|N| + 2 E(|N| - z)+.
+        (d^2 / h + h) / 2 if d < h, else d. For a tail, y is at z in units of |N|. The mean distance is E|N| - z before
+        the tail's start, and z - E|N| + 2 E(|N| - z)+ after it.
         """
         xp = namespace(y, self.start)
         half = self.width / 2

@@ -30,8 +30,8 @@ class Columns(eqx.Module):
         majority: the position of the most frequent label of every column; None for a column of numbers.
         incomplete: the positions of the columns of numbers that had missing values.
         medians: the medians of the other values of these columns.
-        unseen: how to treat a label that was not in the fit. With "error" it raises an error. With "majority" the most
-            frequent label replaces it. With "none" it counts as none of the labels, with a warning.
+        unseen: how to treat a label that was not in the fit. "error" raises an error. "majority" replaces it by the
+            most frequent label. "none" counts it as none of the labels, with a warning.
     """
 
     layout: Layout

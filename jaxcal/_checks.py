@@ -1,7 +1,7 @@
-"""Checks of what users pass in: shapes and dtypes at trace time, values on the host, before any loop.
+"""Checks of users' arguments: shapes and dtypes at trace time, values on the host, before any loop.
 
-Values can be checked only where they are known. Under `jit`, `vmap` or `grad` the arrays are tracers,
-and the checks of values are skipped; those of shapes never are.
+Values can be checked only if they are known. Under `jit`, `vmap` or `grad` the arrays are tracers. Then the checks of
+values are skipped, but never the checks of shapes.
 """
 
 import operator
@@ -31,34 +31,33 @@ T = TypeVar("T")
 
 @_numpy.keeps_known
 def as_floats(name: str, values: Any) -> Float[JaxArray, "..."]:
-    """`values` as a JAX array of float32, if they have that or half precision, else of the default float dtype.
+    """`values` as a JAX array: of float32 if they have single or half precision, else of the default float dtype.
 
-    Where NumPy is at work (`_numpy.by_numpy`) arrays stay NumPy's.
-
-    Any order of bytes is allowed, and so is an array of objects that are numbers, as mixed columns of a data frame give
-    it; there None is NaN. A number beyond the range of the dtype becomes infinite.
+    Inside `_numpy.by_numpy` arrays stay arrays of NumPy. Any byte order is allowed. An array of objects may hold
+    numbers, for example from mixed columns of a data frame, and None in it becomes NaN. A number beyond the range of
+    the dtype becomes infinite.
 
     Raises:
-        ValueError: if the values are not real numbers, one is masked, or they are a tensor of PyTorch that requires its
-            gradient.
+        ValueError: if the values are not real numbers, a value is masked, or they are a tensor of PyTorch that requires
+            its gradient.
     """
-    # A copy without the gradient would be a silent loss of it, where somebody trains through what is computed here.
+    # A copy would lose the gradient silently if the user trains through this computation.
     if getattr(values, "requires_grad", False) is True:
         raise ValueError(
             f"{name} is a tensor that requires its gradient, which does not pass from JAX to PyTorch: give "
             f"{name}.detach().cpu().numpy()."
         )
     if _numpy.is_working():
-        found: Any = np.asarray(values)
-        return found if found.dtype in (np.float32, np.float64) else found.astype(_float_dtype(name, found.dtype))
+        array: Any = np.asarray(values)
+        return array if array.dtype in (np.float32, np.float64) else array.astype(_float_dtype(name, array.dtype))
     if not isinstance(values, jax.Array):
-        # JAX may share the memory of an array, and would compile a program for every shape: NumPy makes a copy.
+        # NumPy makes a copy: JAX may share the memory of an array, and would compile a program for every shape.
         if hasattr(values, "__array__") or _has_masked_parts(values) or _is_list_of_numbers(values):
             return jax.device_put(as_numpy_floats(name, values))
         try:
             values = jnp.asarray(values)
         except (TypeError, ValueError, OverflowError) as error:
-            # NumPy reads more: objects, any order of bytes, large integers.
+            # NumPy can read more than JAX: objects, any byte order, large integers.
             if isinstance(values, list | tuple | Number):
                 return jax.device_put(as_numpy_floats(name, values))
             raise ValueError(f"{name} must be an array of real numbers; got {type(values).__name__}.") from error
@@ -67,22 +66,22 @@ def as_floats(name: str, values: Any) -> Float[JaxArray, "..."]:
 
 
 def as_numpy_floats(name: str, values: Any, dtype: DTypeLike | None = None) -> np.ndarray:
-    """Known `values` as a new array of NumPy, of this dtype or as `as_floats` chooses it.
+    """Known `values` as a new array of NumPy, of this dtype, or of the dtype that `as_floats` chooses.
 
     Raises:
-        ValueError: if they are not real numbers, or one is masked.
+        ValueError: if they are not real numbers, or a value is masked.
     """
-    found = _as_array(name, values)
-    chosen = _float_dtype(name, found.dtype)
+    array = _as_array(name, values)
+    chosen = _float_dtype(name, array.dtype)
     with np.errstate(over="ignore"):
-        return np.array(found, chosen if dtype is None else dtype)
+        return np.array(array, chosen if dtype is None else dtype)
 
 
 def _float_dtype(name: str, dtype: np.dtype) -> np.dtype:
-    """The dtype to compute in with numbers of a dtype.
+    """The dtype of computations with numbers of a dtype.
 
     Raises:
-        ValueError: if it is not one of real numbers.
+        ValueError: if it is not a dtype of real numbers.
     """
     if dtype.kind in "mM":
         raise ValueError(f"{name} must hold real numbers; got dtype {dtype}: make numbers of them, such as days.")
@@ -94,19 +93,19 @@ def _float_dtype(name: str, dtype: np.dtype) -> np.dtype:
 
 
 def _as_array(name: str, values: Any) -> np.ndarray:
-    """`values` as NumPy has them; those of objects as numbers.
+    """`values` as an array of NumPy. Objects become numbers.
 
     Raises:
         ValueError: if NumPy cannot read them, an object is no real number, or a value is masked.
     """
     check_not_masked(name, values)
-    if str(getattr(values, "dtype", "")) == "torch.bfloat16":  # of which NumPy knows nothing
+    if str(getattr(values, "dtype", "")) == "torch.bfloat16":  # NumPy does not know this dtype
         values = values.float()
     try:
-        found = np.asarray(values)
+        array = np.asarray(values)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{name} must be an array of real numbers; got {type(values).__name__}.") from error
-    return _numbers_of(name, found) if found.dtype.kind in "OUS" else found
+    return _numbers_of(name, array) if array.dtype.kind in "OUS" else array
 
 
 def _is_list_of_numbers(values: Any) -> bool:
@@ -115,16 +114,16 @@ def _is_list_of_numbers(values: Any) -> bool:
 
 
 def _has_masked_parts(values: Any) -> bool:
-    """Whether values are a list that holds masked arrays or values, also in lists of its own."""
+    """Whether values are a list that holds masked arrays or values, also in nested lists."""
     is_list = isinstance(values, list | tuple)
     return is_list and any(isinstance(each, np.ma.MaskedArray) or _has_masked_parts(each) for each in values)
 
 
 def check_not_masked(name: str, values: Any) -> None:
-    """Raise ValueError if a mask of NumPy hides a value; say how many it hides, and which is the first."""
+    """Raise ValueError if a mask of NumPy hides a value. The message says how many are hidden, and which is first."""
     if not (isinstance(values, np.ma.MaskedArray) or _has_masked_parts(values)):
         return
-    with warnings.catch_warnings(action="ignore"):  # of NumPy, that a masked number of a list is NaN
+    with warnings.catch_warnings(action="ignore"):  # NumPy warns that a masked number of a list is NaN
         hidden = np.ma.getmaskarray(np.ma.asarray(values))
     if hidden.any() and hidden.ndim == 0:
         raise ValueError(f"{name} is masked: give a number.")
@@ -136,16 +135,16 @@ def check_not_masked(name: str, values: Any) -> None:
 
 
 def _first_index(bad: np.ndarray) -> str:
-    """Where the first of some values of an array is."""
+    """The index of the first bad value of an array, in words."""
     index = tuple(int(place) for place in np.argwhere(bad)[0])
     return f"index {index[0] if len(index) == 1 else index}"
 
 
 def _numbers_of(name: str, values: np.ndarray) -> np.ndarray:
-    """The numbers of an array of objects; NaN where one is missing.
+    """The numbers of an array of objects, NaN where a value is missing.
 
     Raises:
-        ValueError: if one is no real number, or too large.
+        ValueError: if a value is no real number, or too large.
     """
     flat = values.ravel()
     is_number = np.array([isinstance(each, Real | Decimal | np.bool_) for each in flat], bool)
@@ -166,7 +165,7 @@ def _is_missing(value: Any) -> bool:
 
 
 def _refuse_objects(name: str, values: np.ndarray, bad: np.ndarray) -> NoReturn:
-    """Raise the ValueError for what is no number: what the first is, and where."""
+    """Raise the ValueError for objects that are no numbers. The message shows the first of them and its place."""
     first = values[bad][0]
     shown = repr(first.item() if isinstance(first, np.generic) else first)
     if bad.ndim == 0:
@@ -186,7 +185,7 @@ def as_vector(name: str, values: Any, *, length: int | None = None) -> Float[Jax
     """`values` as a vector [n] of finite numbers.
 
     Raises:
-        ValueError: if the shape is not (n,), n is not `length` (where given), or a value is NaN or infinite.
+        ValueError: if the shape is not (n,), n is not `length` (if not None), or a value is NaN or infinite.
     """
     array = as_floats(name, values)
     if array.ndim != 1:
@@ -202,10 +201,10 @@ def hint_of_column(name: str, array: JaxArray) -> str:
 
 
 def as_matrix(name: str, values: Any, *, length: int | None = None) -> Float[JaxArray, "n d"]:
-    """`values` as a matrix [n, d] of finite numbers, one row a point; a vector [n] is one column.
+    """`values` as a matrix [n, d] of finite numbers, one row per data point; a vector [n] is one column.
 
     Raises:
-        ValueError: if the shape is not (n, d), n is not `length` (where given), or a value is NaN or infinite.
+        ValueError: if the shape is not (n, d), n is not `length` (if not None), or a value is NaN or infinite.
     """
     array = as_numbers(name, values)
     check_length(name, array, length)
@@ -234,7 +233,7 @@ def as_weights(values: Any, length: int) -> Float[JaxArray, " n"] | None:
     """Weights of rows as a vector [n], or None.
 
     Raises:
-        ValueError: if the shape is not (n,), or a known one is negative, NaN or infinite, or all are 0.
+        ValueError: if the shape is not (n,), a known weight is negative, NaN or infinite, or all weights are 0.
     """
     if values is None:
         return None
@@ -249,9 +248,9 @@ def check_weights_of_groups(labels: np.ndarray, number: np.ndarray, weights: Arr
     """Raise ValueError if the known weights of all rows of a group are 0.
 
     Args:
-        labels: of the groups.
+        labels: the labels of the groups.
         number: the number of each row's group [n].
-        weights: of the rows [n].
+        weights: the weights of the rows [n].
     """
     total = np.bincount(number, np.asarray(weights), minlength=len(labels))
     if (total == 0).any():
@@ -264,26 +263,26 @@ def as_labels(name: str, labels: Any, length: int) -> np.ndarray:
 
     Raises:
         TypeError: if they are traced.
-        ValueError: if they are not as many as the rows, or one is missing or NaN.
+        ValueError: if their number is not the number of rows, or a label is missing or NaN.
     """
     if is_traced(labels):
         raise TypeError(f"{name} is traced, but its values must be known: call this outside jit, vmap and grad.")
     check_not_masked(name, labels)
-    found = np.asarray(labels)
-    if jnp.issubdtype(found.dtype, jnp.floating):  # of any precision: labels are numbers of Python
-        found = found.astype(float)
-    if found.dtype == object and all(isinstance(label, str) for label in found):  # as data frames have them
-        found = found.astype(str)
-    if found.shape != (length,):
-        raise ValueError(f"{name} must have shape ({length},), a label for each row; got {found.shape}.")
-    missing = sum(_is_missing(label) for label in found) if found.dtype == object else int((found != found).sum())
+    array = np.asarray(labels)
+    if jnp.issubdtype(array.dtype, jnp.floating):  # labels are Python's numbers, whatever their precision is
+        array = array.astype(float)
+    if array.dtype == object and all(isinstance(label, str) for label in array):  # columns of data frames are such
+        array = array.astype(str)
+    if array.shape != (length,):
+        raise ValueError(f"{name} must have shape ({length},), a label for each row; got {array.shape}.")
+    missing = sum(_is_missing(label) for label in array) if array.dtype == object else int((array != array).sum())
     if missing:
         raise ValueError(f"{name} holds {missing} labels that are NaN or None: give each row a label.")
-    return found
+    return array
 
 
 def check_finite(name: str, array: ArrayLike) -> None:
-    """Raise ValueError if a known value is NaN or infinite; say how many are, and which is the first."""
+    """Raise ValueError if a known value is NaN or infinite. The message says how many are, and which is first."""
     if is_traced(array):
         return
     values = np.asarray(array)
@@ -296,7 +295,7 @@ def check_finite(name: str, array: ArrayLike) -> None:
 
 
 def check_length(name: str, array: Array | np.ndarray, length: int | None) -> None:
-    """Raise ValueError if there are no rows, or not `length` (where given)."""
+    """Raise ValueError if there are no rows, or their number is not `length` (if not None)."""
     if array.shape[0] == 0:
         raise ValueError(f"{name} is empty: its shape is {array.shape}.")
     if length is not None and array.shape[0] != length:
@@ -304,7 +303,10 @@ def check_length(name: str, array: Array | np.ndarray, length: int | None) -> No
 
 
 def check_columns(name: str, array: Array, number: int, fitted: str) -> None:
-    """Raise ValueError if the columns are not as many as something was fitted on: "the network was trained on"."""
+    """Raise ValueError if the number of columns is not `number`.
+
+    `fitted` is a clause that says what had this number of columns: "the network was trained on".
+    """
     if array.shape[1] != number:
         raise ValueError(f"{name} has {array.shape[1]} columns; {fitted} {number}.")
 
@@ -316,17 +318,17 @@ def check_rows(name: str, array: Array, at_least: int) -> None:
 
 
 def check_choice(name: str, value: object, choices: tuple) -> None:
-    """Raise ValueError if `value` is none of `choices`; quote them."""
+    """Raise ValueError if `value` is none of `choices`. The message quotes the choices."""
     if value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}; got {value!r}.")
 
 
 def check_alone(given: str, **others: object) -> None:
-    """Raise ValueError if one of the others, which do not go with what is given, is not None.
+    """Raise ValueError if one of the other arguments is not None, although they exclude an argument.
 
     Args:
-        given: what, and why it goes without them, a clause: "steps=3 is a training on all rows".
-        others: by name.
+        given: a clause with that argument and the reason: "steps=3 is a training on all rows".
+        others: the other arguments, by name.
     """
     for name, value in others.items():
         if value is not None:
@@ -334,7 +336,7 @@ def check_alone(given: str, **others: object) -> None:
 
 
 def check_at_least(name: str, value: Any, minimum: int) -> None:
-    """Raise ValueError unless a count is a whole number, and not below `minimum`."""
+    """Raise ValueError unless a count is a whole number and at least `minimum`."""
     try:
         count = operator.index(value)
     except TypeError as error:
@@ -344,7 +346,7 @@ def check_at_least(name: str, value: Any, minimum: int) -> None:
 
 
 def check_positive(name: str, value: ArrayLike) -> None:
-    """Raise ValueError unless every known value is a positive real number, in the precision in use, too."""
+    """Raise ValueError unless every known value is a positive real number, also after rounding to the default dtype."""
     if is_traced(value):
         return
     values, dtype = as_numpy_floats(name, value, float), dtypes.canonicalize_dtype(float)
@@ -361,14 +363,14 @@ def check_not_negative(name: str, value: ArrayLike) -> None:
 
 
 def _refuse(name: str, rule: str, values: np.ndarray, bad: np.ndarray | np.bool_, why: str = "") -> None:
-    """Raise ValueError if there are bad values; say which is the first, and how many there are.
+    """Raise ValueError if there are bad values. The message says which is first, and how many there are.
 
     Args:
-        name: of the values.
-        rule: what they must: "be positive".
-        values: all of them.
-        bad: which break the rule.
-        why: further words about the first.
+        name: the name of the values.
+        rule: the rule for the values, without "must": "be positive".
+        values: all values.
+        bad: which values break the rule.
+        why: further words about the first bad value.
     """
     if not bad.any():
         return
@@ -380,7 +382,7 @@ def _refuse(name: str, rule: str, values: np.ndarray, bad: np.ndarray | np.bool_
 
 
 def check_varies(name: str, targets: ArrayLike, size: ArrayLike = 0) -> None:
-    """Raise ValueError if known targets, made of numbers of up to `size`, do not vary by more than their rounding."""
+    """Raise ValueError if known targets do not vary by more than rounding errors of numbers of up to `size`."""
     if is_traced(targets, size):
         return
     values = np.asarray(targets)
@@ -402,10 +404,10 @@ def check_fraction(name: str, value: ArrayLike) -> None:
 
 
 def as_fraction(name: str, value: ArrayLike) -> Any:
-    """One number in the open interval (0, 1): a known one as a number of Python, in double precision.
+    """One number in the open interval (0, 1). A known number becomes a number of Python, in double precision.
 
     Raises:
-        ValueError: if it is not one real number, or a known one lies outside.
+        ValueError: if it is not one real number, or a known number lies outside.
     """
     if np.ndim(value):
         raise ValueError(f"{name} must be one number; got shape {np.shape(value)}.")
@@ -414,7 +416,7 @@ def as_fraction(name: str, value: ArrayLike) -> Any:
 
 
 def squared(name: str, value: Float[Array, "..."]) -> Float[Array, "..."]:
-    """`value` squared; a warning where a known square leaves the range of its dtype."""
+    """`value` squared, with a warning if a known square leaves the range of its dtype."""
     square = value**2
     if not is_traced(square) and _leaves_the_range(np.asarray(value), np.asarray(square)):
         warn(
@@ -429,16 +431,16 @@ def _leaves_the_range(value: np.ndarray, square: np.ndarray) -> bool:
 
 
 def check_known(models: str, *arrays: Any) -> None:
-    """Raise TypeError, in the name of models of NumPy packages, if an array is traced by a transformation of JAX."""
+    """Raise TypeError if a transformation of JAX traces an array. `models` names the NumPy models in the message."""
     if is_traced(*arrays):
         raise TypeError(f"{models} are NumPy models: neither fit nor prediction runs under jit, vmap or grad.")
 
 
 def as_model(fit: Callable, fitted: Any) -> Callable:
-    """What a fit function of a user returned, if it is a function.
+    """The result of a user's fit function, if it is a function.
 
     Raises:
-        TypeError: if it is not.
+        TypeError: if it is no function.
     """
     if callable(fitted):
         return fitted
@@ -458,7 +460,7 @@ def percent(fraction: float) -> str:
 
 
 def check_key(key: Any, name: str = "key") -> None:
-    """Raise TypeError unless it is one random key of JAX: of `jax.random.key`, or its numbers, of `jax.random.PRNGKey`.
+    """Raise TypeError unless it is one random key of JAX, by `jax.random.key` or `jax.random.PRNGKey`.
 
     Example:
         >>> check_key(jax.random.key(0))
@@ -469,7 +471,7 @@ def check_key(key: Any, name: str = "key") -> None:
     is_array = isinstance(key, jax.Array | np.ndarray)
     if is_array and jnp.issubdtype(key.dtype, dtypes.prng_key) and key.ndim == 0:
         return
-    if is_array and key.dtype == np.uint32 and key.shape in ((2,), (4,)):  # of threefry, of rbg
+    if is_array and key.dtype == np.uint32 and key.shape in ((2,), (4,)):  # the shapes of threefry and rbg
         return
     if isinstance(key, int | np.integer):
         raise TypeError(f"{name} must be a random key; got {key}: did you mean jax.random.key({key})?")
@@ -478,7 +480,7 @@ def check_key(key: Any, name: str = "key") -> None:
 
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
-    """A warning at the first line outside of jaxcal, and of what its functions are called through."""
+    """Warn at the first line outside of jaxcal, and outside of the libraries through which its functions are called."""
     frame, level = sys._getframe(1), 2
     while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in _CALLED_THROUGH:
         frame, level = frame.f_back, level + 1
@@ -486,17 +488,17 @@ def warn(message: str, category: type[Warning] = UserWarning) -> None:
 
 
 def is_traced(*arrays: Any) -> bool:
-    """Whether a value is unknown because a transformation is tracing it."""
+    """Whether an array is unknown because a transformation traces it."""
     return any(isinstance(array, Tracer) for array in arrays)
 
 
 def without_derivative(tree: T, what: str, instead: str) -> T:
-    """The arrays as they are; TypeError where a derivative by them is asked for.
+    """The same arrays. The computation of a derivative by them raises TypeError.
 
     Args:
-        tree: arrays, and what else there is.
-        what: has no derivative: "mlp.fit".
-        instead: what to do, a clause: "give steps= for ...".
+        tree: arrays, and other values.
+        what: the function without a derivative: "mlp.fit".
+        instead: what to do, as a clause: "give steps= for ...".
     """
     refuse = lambda leaf: _identity(what, instead, leaf) if is_traced(leaf) and eqx.is_inexact_array(leaf) else leaf
     return jax.tree.map(refuse, tree)

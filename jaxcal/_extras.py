@@ -1,4 +1,4 @@
-"""Packages that jaxcal needs for some methods alone."""
+"""Packages that jaxcal needs only for some methods."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,10 +6,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def needed(package: str, install: str) -> Iterator[None]:
-    """About an import: where the package is missing, the error says what to install.
+    """A context for an import. If the package is missing, the error says what to install.
 
     Raises:
-        ImportError: if it is.
+        ImportError: if the package is missing.
     """
     try:
         yield

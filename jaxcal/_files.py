@@ -7,20 +7,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-# Files that are being written: what ends the process before they have their names removes them.
+# Temporary files that are being written. Code that ends the process early removes them.
 _unfinished: set[Path] = set()
 
 
 def remove_unfinished() -> None:
     """Remove the files that are being written."""
     for temporary in list(_unfinished):
-        with suppress(OSError):  # of a system that keeps open files
+        with suppress(OSError):  # some systems do not remove open files
             temporary.unlink(missing_ok=True)
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A file to write, which takes the place of `path` at the end; after an error all is as it was before.
+    """A file to write. At the end it takes the place of `path`. After an error `path` is unchanged.
 
     Raises:
         ValueError: if it cannot be written.
@@ -44,5 +44,8 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def user_cache() -> Path:
-    """`$XDG_CACHE_HOME/jaxcal`, else `~/.cache/jaxcal`, for downloads and compiled programs; it may not exist yet."""
+    """The folder for downloads and compiled programs: `$XDG_CACHE_HOME/jaxcal`, else `~/.cache/jaxcal`.
+
+    It may not exist yet.
+    """
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxcal"

@@ -1,6 +1,7 @@
-"""Functions of jax.nn and jax.numpy by name: most are compiled objects, which cannot be pickled.
+"""Functions of jax.nn and jax.numpy by name, because most are compiled objects, which cannot be pickled.
 
-A name is the same in every process: what holds one, and was saved and loaded, is known to be compiled already.
+A name is the same in every process. So JAX recognizes the compiled programs of an object with a name, also after the
+object was saved and loaded.
 """
 
 from collections.abc import Callable
@@ -10,12 +11,12 @@ import jax
 import jax.numpy as jnp
 
 _MODULES = {"jax.nn": vars(jax.nn), "jax.numpy": vars(jnp)}
-# It reads a file: a name that comes from a file must not make it do so.
+# This function reads a file. A name in a saved file must not call it.
 _NO_FORMULA = "jax.numpy.load"
 
 
 def named(function: Callable) -> str | Callable:
-    """The name of a function of jax.nn or jax.numpy, "jax.nn.relu"; any other function as it is."""
+    """The name of a function of jax.nn or jax.numpy, such as "jax.nn.relu"; any other function unchanged."""
     for module in _MODULES:
         name = f"{module}.{getattr(function, '__name__', '')}"
         if find(name) is function:
@@ -24,7 +25,7 @@ def named(function: Callable) -> str | Callable:
 
 
 def function_of(name: str | Callable) -> Callable:
-    """The function that `named` gave the name of; a function as it is.
+    """The function with a name by `named`; a function unchanged.
 
     Raises:
         ValueError: if there is no such function.
@@ -38,8 +39,8 @@ def function_of(name: str | Callable) -> Callable:
 def find(name: str) -> Any:
     """The function of a name; None if there is none."""
     module, _, attribute = name.rpartition(".")
-    found = _MODULES.get(module, {}).get(attribute)
-    is_function = callable(found) and not isinstance(found, type) and not attribute.startswith("_")
-    # jax.numpy has functions of NumPy, too.
-    own = str(getattr(found, "__module__", "")).partition(".")[0] == "jax"
-    return found if is_function and own and name != _NO_FORMULA else None
+    function = _MODULES.get(module, {}).get(attribute)
+    is_function = callable(function) and not isinstance(function, type) and not attribute.startswith("_")
+    # jax.numpy also contains functions of NumPy.
+    own = str(getattr(function, "__module__", "")).partition(".")[0] == "jax"
+    return function if is_function and own and name != _NO_FORMULA else None

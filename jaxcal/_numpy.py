@@ -1,7 +1,7 @@
-"""Where NumPy answers at once, NumPy answers: known arrays on a CPU need no compiled program.
+"""Computations by NumPy in place of compiled programs, for known arrays on a CPU.
 
 A function is written once, for the arrays of either library: `xp = namespace(values)`. `numpy_or_jit` calls it with
-arrays of NumPy where all are known and on a CPU, and elsewhere as one compiled program.
+arrays of NumPy if all arrays are known and on a CPU. Else the function is one compiled program.
 """
 
 import contextlib
@@ -22,13 +22,14 @@ from threadpoolctl import ThreadpoolController
 from jaxcal import _programs
 
 _thread = threading.local()
-# Matrices of so many rows are factorized by one thread of BLAS.
+# Matrices of at most 1024 rows are factorized by one thread of BLAS.
 _FEW_ROWS = 1024
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# NumPy's arrays, JAX's or tracers, in annotations of shapes; and the same, which type checkers take for JAX's.
+# For annotations of shapes. Both names stand for arrays of NumPy, arrays of JAX and tracers. Type checkers read
+# `JaxArray` as an array of JAX.
 AnyArray = Any
 if TYPE_CHECKING:
     JaxArray = jax.Array
@@ -38,12 +39,12 @@ ARRAYS = np.ndarray | np.generic | jax.Array
 
 
 def is_array(leaf: Any) -> bool:
-    """Whether it is an array of NumPy, one of its scalars, or an array of JAX."""
+    """Whether it is an array or a scalar of NumPy, or an array of JAX."""
     return isinstance(leaf, ARRAYS)
 
 
 def namespace(*arrays: AnyArray) -> ModuleType:
-    """`jax.numpy` if one of the arrays is of JAX, else NumPy.
+    """`jax.numpy` if one of the arrays is an array of JAX, else NumPy.
 
     >>> namespace(np.zeros(2)) is np, namespace(np.zeros(2), jnp.zeros(2)) is jnp
     (True, True)
@@ -52,37 +53,37 @@ def namespace(*arrays: AnyArray) -> ModuleType:
 
 
 def special(*arrays: AnyArray) -> ModuleType:
-    """`jax.scipy.special` or `scipy.special`, as `namespace`."""
+    """`jax.scipy.special` or `scipy.special`, chosen as in `namespace`."""
     if namespace(*arrays) is jnp:
         return jax.scipy.special
-    import scipy.special  # only where it is needed: a third of a second
+    import scipy.special  # only when it is needed, because it takes a third of a second
 
     return scipy.special
 
 
 def constant(array: AnyArray) -> AnyArray:
-    """The array, through which no derivative passes."""
+    """The array as a constant: no derivative passes through it."""
     return lax.stop_gradient(array) if isinstance(array, jax.Array) else array
 
 
 def is_working() -> bool:
-    """Whether this thread is inside of a function of `numpy_or_jit` that NumPy answers."""
+    """Whether this thread is inside a function of `numpy_or_jit` that NumPy computes."""
     return getattr(_thread, "works", False)
 
 
 def is_known(*trees: Any) -> bool:
-    """Whether this process can read all arrays: no transformation traces them."""
+    """Whether this process can read all arrays, because no transformation traces them."""
     arrays = [leaf for leaf in jax.tree.leaves(trees) if isinstance(leaf, jax.Array)]
     return not any(isinstance(array, Tracer) or not array.is_fully_addressable for array in arrays)
 
 
 def is_on_host(*trees: Any) -> bool:
-    """Whether NumPy can answer: JAX works on a CPU, and all arrays are known."""
+    """Whether NumPy can compute: JAX uses a CPU, and all arrays are known."""
     return jax.default_backend() == "cpu" and is_known(*trees)
 
 
 def keeps_known(function: Callable[P, T]) -> Callable[P, T]:
-    """A function that makes known arrays of known arguments, also where a transformation is at work around.
+    """A function whose results are known if its arguments are known, also inside a transformation.
 
     >>> halved, array, found = keeps_known(lambda array: array / 2), jnp.ones(2), []
     >>> _ = jax.jit(lambda: found.append(halved(array)))()
@@ -101,33 +102,33 @@ def keeps_known(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def by_numpy(function: Callable[..., T], *args: Any, **options: Any) -> T:
-    """`function(*args, **options)` with arrays of NumPy, which share the memory of JAX's; the result is `in_jax`."""
+    """`function(*args, **options)` with arrays of NumPy, which share memory with JAX's. The result is `in_jax`."""
     args, options = as_numpy((args, options))
     before, _thread.works = is_working(), True
     try:
-        with np.errstate(all="ignore"):  # what is not finite is told by values, as in a program
-            found = function(*args, **options)
+        with np.errstate(all="ignore"):  # values that are not finite show overflows, as in a compiled program
+            result = function(*args, **options)
     finally:
         _thread.works = before
-    return in_jax(found)
+    return in_jax(result)
 
 
 def as_numpy(tree: T) -> T:
-    """A pytree with JAX's arrays as NumPy's, which share their memory."""
+    """A pytree with arrays of NumPy in place of JAX's. They share the memory."""
     return jax.tree.map(lambda leaf: np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf, tree)
 
 
 def in_jax(tree: T) -> T:
-    """A pytree with NumPy's arrays as JAX's, which are known also where a transformation is at work around."""
+    """A pytree with arrays of JAX in place of NumPy's. They are known, also inside a transformation."""
     put = lambda leaf: jax.device_put(leaf) if isinstance(leaf, np.ndarray | np.generic) else leaf
     with _programs.at_top():
         return jax.tree.map(put, tree)
 
 
 def filled(tree: T, size: int, device: Any = None, *, axis: int = 0) -> T:
-    """Known arrays with so many rows, on the host: there a number of rows needs no program.
+    """Known arrays padded to `size` rows on the host, where no program is compiled for each number of rows.
 
-    The first row is repeated, so that no extreme changes.
+    The first row is repeated, so that no minimum or maximum changes.
     """
 
     def of_size(rows: AnyArray) -> AnyArray:
@@ -142,7 +143,7 @@ def filled(tree: T, size: int, device: Any = None, *, axis: int = 0) -> T:
 
 
 def can_be_filled(*trees: Any) -> bool:
-    """Whether rows may be filled up: JAX works on a CPU, at top level, and all arrays are on its default device."""
+    """Whether rows may be padded: JAX uses a CPU, at top level, and all arrays are on its default device."""
     arrays = [leaf for leaf in jax.tree.leaves(trees) if isinstance(leaf, jax.Array)]
     if not (_programs.is_at_top() and is_on_host(arrays)):
         return False
@@ -151,7 +152,7 @@ def can_be_filled(*trees: Any) -> bool:
 
 
 def bucket(number: int) -> int:
-    """How many rows there are after filling up: one of four sizes from a power of two to the next.
+    """The number of rows after padding: one of four sizes from a power of two to the next.
 
     >>> [bucket(number) for number in (1, 100, 741, 742, 4000)]
     [16, 112, 768, 768, 4096]
@@ -161,7 +162,7 @@ def bucket(number: int) -> int:
 
 
 def stacked(trees: Sequence[T]) -> T:
-    """Pytrees of one structure as one, whose arrays have a leading axis; of known arrays without a program."""
+    """Pytrees of one structure as one pytree, whose arrays have a leading axis. Known arrays need no program."""
     xp = np if is_known(trees) else jnp
     return in_jax(jax.tree.map(lambda *leaves: xp.stack(leaves), *trees))
 
@@ -172,14 +173,14 @@ def numpy_or_jit(
     when: Callable[..., bool] = lambda *_, **__: True,
     around: Callable[[Callable], Callable] = lambda program: program,
 ) -> Any:
-    """A function of either library's arrays: by NumPy where that can read all of them, else one compiled program.
+    """A function of either library's arrays: NumPy computes it if it can read all arrays, else one compiled program.
 
-    Inside of another such function that NumPy answers, arrays stay NumPy's.
+    Inside another such function that NumPy computes, arrays stay arrays of NumPy.
 
     Args:
-        function: what to decorate.
-        when: of its arguments, whether NumPy knows how.
-        around: what to decorate the program with.
+        function: the function to decorate.
+        when: a function of the same arguments that says whether NumPy may compute them.
+        around: a decorator for the program.
 
     Example:
         >>> @numpy_or_jit
@@ -204,9 +205,9 @@ def numpy_or_jit(
 
 
 def part(function: Callable[P, T]) -> Callable[P, T]:
-    """A part of a fit that the host drives, compiled as one program where an argument is a known array of JAX.
+    """A part of a fit that the host drives. It is compiled as one program if an argument is a known array of JAX.
 
-    With NumPy's arrays alone it is computed as it is written. Inside of a transformation it is part of the caller's
+    If all arrays are arrays of NumPy, it is computed by NumPy. Inside a transformation it is part of the caller's
     program.
 
     Example:
@@ -227,7 +228,10 @@ def part(function: Callable[P, T]) -> Callable[P, T]:
 
 
 class _OneThread:
-    """One thread of BLAS, for as long as somebody needs it: the limit is the process's, and several may fit at once."""
+    """A context in which BLAS has one thread.
+
+    The limit holds for the whole process, and several fits may run at once. So the last user restores the limit.
+    """
 
     def __init__(self) -> None:
         self.lock, self.users, self.limit = threading.Lock(), 0, None
@@ -249,7 +253,7 @@ class _OneThread:
 
 @cache
 def _blas() -> ThreadpoolController:
-    """The libraries of NumPy and SciPy; to look for them takes milliseconds."""
+    """The BLAS libraries of NumPy and SciPy. The search for them takes milliseconds."""
     import scipy.linalg  # noqa: F401
 
     return ThreadpoolController()
@@ -259,16 +263,16 @@ _one_thread = _OneThread()
 
 
 def threads_for(number: int) -> contextlib.AbstractContextManager[Any]:
-    """One thread of BLAS for matrices of few rows, whose threads would wait for each other longer than they compute.
+    """One thread of BLAS for matrices of few rows: several threads would wait longer than they compute.
 
-    With two threads beside a busy process a fit of 800 rows took 8.0 in place of 1.7 s.
+    A fit of 800 rows took 8.0 s with two threads beside a busy process, and 1.7 s with one thread.
 
     Args:
-        number: of rows.
+        number: the number of rows.
     """
     return one_thread_of_blas() if number <= _FEW_ROWS else contextlib.nullcontext()
 
 
 def one_thread_of_blas() -> _OneThread:
-    """In it BLAS has one thread, in all threads of this process; it gives how many are in it."""
+    """A context in which BLAS has one thread, in all threads of this process. It returns its number of users."""
     return _one_thread

@@ -1,7 +1,7 @@
-"""Random numbers of known keys by NumPy, which compiles nothing: the same stream as those of `jax.random`.
+"""Random numbers of known keys by NumPy, which compiles nothing. The stream is the stream of `jax.random`.
 
-The stream is Threefry-2x32 of 20 rounds: Salmon, Moraes, Dror & Shaw, SC 2011. Traced keys, and those of another
-generator, go to `jax.random`.
+It is Threefry-2x32 with 20 rounds: Salmon, Moraes, Dror & Shaw, SC 2011. `jax.random` is used for traced keys, and for
+keys of another generator.
 """
 
 import math
@@ -59,10 +59,10 @@ def permutation(key: PRNGKeyArray, number: int) -> Int[AnyArray, " n"]:
 
 
 def leading(key: PRNGKeyArray, length: int, number: int | Int[Array, ""]) -> Int[Array, " length"]:
-    """`jax.random.permutation` of the numbers below a traced one, then the other numbers below `length`.
+    """`jax.random.permutation` of the numbers below a traced `number`, then the other numbers below `length`.
 
-    It is so for keys of which `draws_prefixes` is true; of others it is another permutation. A number that is not
-    traced is `length`.
+    This holds if `draws_prefixes` is true for the key. Other keys give another permutation. If `number` is not traced,
+    it is equal to `length`.
 
     >>> found = jax.jit(leading, static_argnums=1)(jax.random.key(1), 2048, 2000)
     >>> bool((found[:2000] == jax.random.permutation(jax.random.key(1), 2000)).all())
@@ -75,18 +75,18 @@ def leading(key: PRNGKeyArray, length: int, number: int | Int[Array, ""]) -> Int
         key, own = jax.random.split(key)
         words = jnp.where(places < number, jax.random.bits(own, (length,), np.uint32), np.uint32(_LAST_WORD))
         shuffled = lax.platform_dependent(words, order, cpu=_by_packed_words, default=_by_words)
-        # As many rounds as so many numbers have.
+        # JAX has a further round if the number is larger than (2^32 - 1)^(r / 3) after r rounds.
         order = jnp.where(number > int(math.exp(earlier * math.log(_LAST_WORD) / 3)), shuffled, order)
     return order
 
 
 def _by_words(words: UInt32[Array, " n"], order: Int[Array, " n"]) -> Int[Array, " n"]:
-    """The numbers in the order of their words, equal ones as they come."""
+    """The numbers in the order of their words, by a stable sort."""
     return lax.sort_key_val(words, order)[1]
 
 
 def _by_packed_words(words: UInt32[Array, " n"], order: Int[Array, " n"]) -> Int[Array, " n"]:
-    """The same by one sort of integers, which hold a word and its place: XLA's CPU takes a quarter of the time."""
+    """The same by one sort of integers, each a word and its place. XLA on a CPU takes a quarter of the time."""
     with jax.enable_x64(True):
         places = lax.iota(np.uint64, words.shape[0])
         packed = lax.sort(lax.convert_element_type(words, np.uint64) << np.uint64(32) | places, is_stable=False)
@@ -95,19 +95,19 @@ def _by_packed_words(words: UInt32[Array, " n"], order: Int[Array, " n"]) -> Int
 
 
 def draws_prefixes(key: PRNGKeyArray) -> bool:
-    """Whether the first of many random words are those that are drawn where fewer are asked for."""
+    """Whether a shorter sequence of random words is the beginning of a longer sequence with the same key."""
     return _words_of(key) is not None
 
 
 def _rounds(number: int) -> int:
-    """How often JAX sorts by random words: once more where two words may well be equal."""
+    """How often JAX sorts by random words. It sorts again if two words are likely to be equal."""
     return math.ceil(3 * math.log(max(1, number)) / math.log(_LAST_WORD))
 
 
 def uniform(
     key: PRNGKeyArray, number: int, dtype: DTypeLike, low: float = 0.0, high: float = 1.0
 ) -> Float[AnyArray, " n"]:
-    """`number` values of `jax.random.uniform`: to the bit between -1 or 0 and 1, else up to rounding.
+    """`number` values of `jax.random.uniform`: exact to the bit on [-1, 1] or [0, 1], else up to rounding.
 
     >>> found = uniform(jax.random.key(2), 5, np.float32, -1.0, 1.0)
     >>> bool((found == jax.random.uniform(jax.random.key(2), (5,), np.float32, -1, 1)).all())
@@ -126,7 +126,7 @@ def uniform(
 
 
 def bits(key: PRNGKeyArray, width: int | None = None) -> int:
-    """`jax.random.bits`: a random word of 32 or 64 bits, or, with no width, as many as integers have by default.
+    """`jax.random.bits`: a random word of 32 or 64 bits. With no width it has the default width of integers.
 
     >>> bits(jax.random.key(3)) == int(jax.random.bits(jax.random.key(3)))
     True
@@ -139,7 +139,7 @@ def bits(key: PRNGKeyArray, width: int | None = None) -> int:
 
 
 def _words_of(key: Any) -> _Words | None:
-    """The two words of a key; None where JAX must be asked."""
+    """The two words of a key; None if only JAX can use the key."""
     if not (is_known(key) and getattr(jax.config, "jax_threefry_partitionable", False)):
         return None
     if not _is_raw(key) and str(jax.random.key_impl(key)) != "threefry2x32":
@@ -150,18 +150,20 @@ def _words_of(key: Any) -> _Words | None:
 
 
 def _is_raw(key: Array) -> bool:
-    """Whether it is an array of words, as `jax.random.PRNGKey` gives it."""
+    """Whether it is an array of words, made by `jax.random.PRNGKey`."""
     return not jnp.issubdtype(key.dtype, dtypes.prng_key)
 
 
 def _threefry(words: _Words, number: int) -> tuple[UInt32[np.ndarray, " n"], UInt32[np.ndarray, " n"]]:
-    """The two words of each of the first counters."""
+    """The two random words of each counter 0, 1, ..., number - 1."""
+    # The key schedule k_0, k_1, k_2 = k_0 ^ k_1 ^ C.
     schedule = *words, words[0] ^ words[1] ^ _PARITY
     counters = np.arange(number, dtype=np.uint64)
     with np.errstate(over="ignore"):  # words are added modulo 2^32
         a = (counters >> np.uint64(32)).astype(np.uint32) + schedule[0]
         b = counters.astype(np.uint32) + schedule[1]
         for step in range(5):
+            # A round: a += b, then b = rotl(b, r) ^ a.
             for rotation in _ROTATIONS[step % 2]:
                 a = a + b
                 b = a ^ (b << np.uint32(rotation) | b >> np.uint32(32 - rotation))

@@ -1,8 +1,9 @@
-"""Compiled programs kept on disk: what one process has compiled, later ones only read.
+"""Compiled programs on disk: one process compiles a program, and later processes read it.
 
-JAX's persistent compilation cache, with a folder of the user and for programs of every size: jaxcal's are many and
-small, and JAX alone keeps those that took a second. The command line and the workers of `sweep` turn it on themselves;
-at import nothing is turned on. `JAX_ENABLE_COMPILATION_CACHE=0`, a variable of JAX, turns it off everywhere.
+This is JAX's persistent compilation cache, in a folder of the user. By default JAX keeps only programs that took a
+second to compile. The programs of jaxcal are many and small, so that here programs of every size are kept. The command
+line and the workers of `sweep` turn the cache on. An import of jaxcal does not turn it on. JAX's variable
+`JAX_ENABLE_COMPILATION_CACHE=0` turns it off everywhere.
 """
 
 import contextlib
@@ -19,19 +20,20 @@ from jax.experimental.compilation_cache.compilation_cache import reset_cache
 from jaxcal import _checks
 from jaxcal._files import user_cache
 
-# What is kept of all machines and versions together, in bytes.
+# The largest size of the programs of all machines and versions together, in bytes.
 _MOST = 2**30
 
 
 def enable_compilation_cache(path: str | os.PathLike | None = None) -> Path | None:
-    """Keep every program that JAX compiles in this process, jaxcal's or not, for later processes.
+    """Keep every program that JAX compiles in this process, of jaxcal or not, for later processes.
 
-    Only programs for the same kind of machine are read again, of the same versions of JAX and XLA. The folder must not
-    be writable by users whom you do not trust: what it holds is executed.
+    A later process reads a program only on the same kind of machine, with the same versions of JAX and XLA. The folder
+    must not be writable by users whom you do not trust, because its programs are executed.
 
     Args:
-        path: the folder; None takes the one of the variable JAX_COMPILATION_CACHE_DIR, else one in the user's cache,
-            `$XDG_CACHE_HOME/jaxcal/programs`, `~/.cache/jaxcal/programs` by default, of which at most 1 GiB is kept.
+        path: the folder. None takes the folder in the variable JAX_COMPILATION_CACHE_DIR. Without this variable it
+            takes a folder in the user's cache, `$XDG_CACHE_HOME/jaxcal/programs`, by default
+            `~/.cache/jaxcal/programs`. At most 1 GiB is kept in the user's cache.
 
     Returns:
         The folder; None if the variable JAX_ENABLE_COMPILATION_CACHE is 0, or the folder cannot be written to.
@@ -59,21 +61,21 @@ def enable_compilation_cache(path: str | os.PathLike | None = None) -> Path | No
     jax.config.update("jax_compilation_cache_dir", str(folder))
     seconds = settings["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"]
     jax.config.update("jax_persistent_cache_min_compile_time_secs", float(seconds))
-    reset_cache()  # after a first program without a folder JAX does not look for one again
+    reset_cache()  # JAX does not look for a folder again after a first program without one
     return folder
 
 
 def cache_environment(path: str | os.PathLike | None = None) -> dict[str, str]:
-    """The variables by which a process that has not imported JAX yet keeps its programs as this one would.
+    """The environment variables for a process that has not imported JAX yet, so that it keeps its programs, too.
 
     Args:
-        path: as of `enable_compilation_cache`.
+        path: as in `enable_compilation_cache`.
 
     Example:
         >>> sorted(cache_environment("programs"))
         ['JAX_COMPILATION_CACHE_DIR', 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS']
     """
-    # Also where the variable was set after the import of JAX, which has not seen it then.
+    # The variable may have been set after the import of JAX, which did not read it then.
     named = _setting("jax_compilation_cache_dir") or os.environ.get("JAX_COMPILATION_CACHE_DIR")
     folder = path or named or _programs() / _machine()
     seconds = os.environ.get("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
@@ -89,7 +91,7 @@ def _programs() -> Path:
 
 
 def _machine() -> str:
-    """A name for this kind of processor: another one may lack instructions that a program has."""
+    """A name for this kind of processor. Another processor may lack instructions of a program."""
     try:
         text = Path("/proc/cpuinfo").read_text()
         features = next(line for line in text.splitlines() if line.startswith(("flags", "Features")))
@@ -99,7 +101,7 @@ def _machine() -> str:
 
 
 def _forget_oldest(folder: Path) -> None:
-    """Delete the files that were written or read longest ago, where all together are too large."""
+    """Delete the files that were written or read longest ago, if all files together are too large."""
     files = sorted(_files(folder))
     together = sum(size for _, size, _ in files)
     for _, size, path in files:
@@ -110,13 +112,13 @@ def _forget_oldest(folder: Path) -> None:
 
 
 def _files(folder: Path) -> Iterator[tuple[float, int, str]]:
-    """Of each file when it was last used, its size and its path."""
-    # Not by `Path`: these are thousands, before a command begins.
+    """The time of the last use, the size and the path of each file."""
+    # `os` is faster than `Path`: there can be thousands of files, and they are read before a command begins.
     for parent, _, names in os.walk(folder):
         for name in names:
             if not name.endswith("-cache"):
                 continue
             path = os.path.join(parent, name)
-            with contextlib.suppress(FileNotFoundError):  # another process deletes as well
+            with contextlib.suppress(FileNotFoundError):  # another process may delete files, too
                 status = os.stat(path)
                 yield max(status.st_atime, status.st_mtime), status.st_size, path

@@ -1,9 +1,9 @@
-"""The density of new inputs over that of others, from inputs alone: the weights of conformal prediction after a shift.
+"""The density ratio of new inputs to other inputs: the weights of conformal prediction under covariate shift.
 
-A classifier that gives the probability p(x) that a row is one of the m new ones, and not of the n others, gives the
-ratio of their densities, p(x) / (1 - p(x)) n / m (Sugiyama, Suzuki and Kanamori 2012, section 4). With it as `weights`
-conformal intervals cover new rows whose inputs are distributed otherwise than those of the calibration rows
-(Tibshirani, Barber, Candès and Ramdas, NeurIPS 2019).
+It is estimated from inputs alone. A classifier distinguishes m new rows from n other rows, and gives the probability
+p(x) that a row is new. Then the ratio of the densities is p(x) / (1 - p(x)) n / m (Sugiyama, Suzuki and Kanamori 2012,
+section 4). With these `weights` conformal intervals cover new rows whose inputs have another distribution than the
+calibration inputs (Tibshirani, Barber, Candès and Ramdas, NeurIPS 2019).
 """
 
 from collections.abc import Callable
@@ -23,28 +23,32 @@ from jaxcal.frames.layout import Table, is_frame
 def fit(x: Table, new_x: Table, *, categorical: Categorical = (), classifier: Any = None) -> "DensityRatio":
     """Fit a classifier that distinguishes the rows new_x from the rows x.
 
-    The others should not be the calibration rows themselves but rows distributed as they are, such as those that the
-    model was trained on: a flexible classifier knows the rows that it was fitted to, and the coverage guarantee is for
-    weights that do not depend on the calibration rows.
+    The rows x should not be the calibration rows themselves, but other rows from the same distribution, such as the
+    training rows of the model. A flexible classifier can memorize the rows that it was fitted to. The coverage
+    guarantee holds only for weights that do not depend on the calibration rows.
 
     Args:
-        x: inputs [n, d], or a data frame (`jaxcal.frames`), distributed as those of the calibration rows; a vector [n]
-            is one column.
-        new_x: inputs [m, d], or a data frame, distributed as those to predict.
-        categorical: the columns of x whose values have no order, by position, or of a data frame by name. To the
-            classifier they are indicators of their labels.
-        classifier: an object with `fit` and `predict_proba`, as scikit-learn has them, which is cloned; or a function
-            `fit(x, is_new)` whose value maps inputs [k, p] of numbers to the probabilities [k] of being new. None for a
-            logistic regression of the standardized columns, whose ratio is the exponential of a linear function.
+        x: inputs [n, d], or a data frame (`jaxcal.frames`), with the distribution of the calibration inputs; a vector
+            [n] is one column.
+        new_x: inputs [m, d], or a data frame, with the distribution of the inputs to predict.
+        categorical: the columns of x whose values have no order, by position, or for a data frame by name. The
+            classifier gets indicators of their labels.
+        classifier: one of these:
+
+            - None: a logistic regression of the standardized columns. Its ratio is the exponential of a linear
+              function.
+            - An object with the methods `fit` and `predict_proba` of scikit-learn. It is cloned.
+            - A function `fit(x, is_new)`. It returns a function that maps inputs [k, p] of numbers to the probabilities
+              [k] of being new.
 
     Raises:
         TypeError: if an argument is traced, or the classifier is of neither kind.
-        ValueError: if x or new_x is empty, not finite or of the wrong shape, or they differ in columns; if new_x lacks
-            values in a column that is complete in x.
+        ValueError: if x or new_x is empty, not finite or of the wrong shape, or they differ in columns. Also if new_x
+            lacks values in a column that is complete in x.
         ImportError: if scikit-learn is missing (the extra `sklearn` has it), and the classifier is no function.
 
     Warns:
-        UserWarning: if new_x has a label that x has not: its rows are of no category.
+        UserWarning: if new_x has a label that x does not have: its rows are of no category.
 
     Example:
         >>> import numpy as np, jaxcal as jc
@@ -64,7 +68,7 @@ def fit(x: Table, new_x: Table, *, categorical: Categorical = (), classifier: An
 
 
 def _as_new(columns: Columns, new_x: Table) -> Float[Array, "m p"]:
-    """The other rows as numbers, in the columns of x."""
+    """The new rows as numbers, in the columns of x."""
     if not is_frame(new_x):
         new_x = _checks.as_matrix("new_x", new_x)
         _checks.check_columns("new_x", new_x, columns.num_columns, "x has")
@@ -78,10 +82,10 @@ class DensityRatio(eqx.Module):
     """The ratio of two densities of inputs, a function of x; made by `fit`.
 
     Attributes:
-        probability: the function that gives the probability that a row is new, of NumPy arrays.
-        odds: the number of other rows for each new one in the fit.
-        num_columns: of the inputs.
-        columns: what the columns of the inputs were; None in files of versions that took arrays alone.
+        probability: a function of NumPy arrays that gives the probability that a row is new.
+        odds: the number of other rows for each new row in the fit, n / m.
+        num_columns: the number of columns of the inputs.
+        columns: the columns of the inputs; None in files of versions that took only arrays.
     """
 
     probability: Callable[[np.ndarray], np.ndarray] = eqx.field(static=True)
@@ -92,7 +96,7 @@ class DensityRatio(eqx.Module):
     def __call__(self, x: Table) -> Float[Array, " n"]:
         """The ratio at inputs [n, d], or a data frame.
 
-        Where the classifier is certain, it is that of the least probability it can tell.
+        Probabilities are clipped, so that the ratio is finite and positive where the classifier is certain.
 
         Raises:
             TypeError: if x is traced.
@@ -107,6 +111,7 @@ class DensityRatio(eqx.Module):
             raise ValueError(f"the classifier must give {len(x)} probabilities between 0 and 1; got shape {p.shape}.")
         least = np.finfo(np.float32).eps
         p = p.clip(least, 1 - least)
+        # r(x) = p(x) / (1 - p(x)) n / m.
         return jax.device_put(np.array(self.odds * p / (1 - p), x.dtype))
 
 

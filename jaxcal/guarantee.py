@@ -1,10 +1,10 @@
 """The coverage of an interval, guaranteed or measured, and how much it varies by chance.
 
-Let the calibration rows and a new row be exchangeable. The L sorted scores of the calibration rows leave L + 1 places
-for the score of the new row, and all are equally likely: an interval that contains r of them covers the new row with
-probability r / (L + 1). That is an average over calibration sets. Of one set of independent rows, the interval covers a
-fraction of all new rows that follows a Beta distribution (Vovk 2012, "Conditional validity of inductive conformal
-predictors").
+Let the calibration rows and a new row be exchangeable. Between the L sorted scores of the calibration rows there are
+L + 1 places for the score of the new row. All places are equally likely. So an interval that contains r places covers
+the new row with probability r / (L + 1). This probability is an average over calibration sets. For one calibration set
+of independent rows, the interval covers a certain fraction of all new rows. This fraction follows a Beta distribution
+(Vovk 2012, "Conditional validity of inductive conformal predictors").
 """
 
 import dataclasses
@@ -23,12 +23,12 @@ class Guarantee:
     Its coverage is exact if no two scores are equal; equal scores can only increase it.
 
     Args:
-        confidence_level: of the interval, in (0, 1).
+        confidence_level: the confidence level of the interval, in (0, 1).
         num_calibration: the number L of calibration rows.
         places: r, how many of the L + 1 places between the sorted scores lie in the interval; L + 1 if it is infinite.
-        widened_to: how many of the calibration rows the interval covers, if it is widened to contain intervals of lower
-            levels; r of them it covers without that.
-        between_scores: whether each end lies between two scores. Then it covers more, by up to 2 / (L + 1).
+        widened_to: how many calibration rows the interval covers, if it is widened to contain intervals of lower
+            levels. It covers r calibration rows if it is not widened.
+        between_scores: whether each end lies between two scores. Then the interval covers more, by up to 2 / (L + 1).
 
     Example:
         >>> guarantee = Guarantee.of(0.9, 100, "symmetric")
@@ -50,10 +50,13 @@ class Guarantee:
         Args:
             confidence_level: c, in (0, 1).
             num_calibration: the number L of calibration rows.
-            rule: as of `functional.quantiles.empirical_quantile`: "symmetric", one rank r = ceil((L + 1) c) of absolute
-                errors; or "conformal", the ranks k = ceil((L + 1) (1 + c) / 2) and L + 1 - k of signed errors, so
-                that r = 2 k - (L + 1); or "linear", ends between two ranks, with k = floor((L + 1) (1 + c) / 2), at
-                most L.
+            rule: a rule of `functional.quantiles.empirical_quantile`, or "linear":
+
+                - "symmetric": one rank r = ceil((L + 1) c) of absolute errors.
+                - "conformal": the ranks k = ceil((L + 1) (1 + c) / 2) and L + 1 - k of signed errors. Then
+                  r = 2 k - (L + 1).
+                - "linear": ends between two ranks. Then k = floor((L + 1) (1 + c) / 2), but at most L, and
+                  r = max(2 k - (L + 1), 0).
 
         Raises:
             ValueError: if the confidence level lies outside (0, 1).
@@ -77,8 +80,8 @@ class Guarantee:
     def coverage(self) -> float:
         """The probability r / (L + 1) that the interval covers a new row: at least the confidence level.
 
-        An interval that is widened to contain others covers more. So does one with ends between scores, whose r / (L +
-        1) may be less than the confidence level by up to 2 / (L + 1).
+        An interval that is widened to contain other intervals covers more. An interval with ends between scores covers
+        more, too. Its r / (L + 1) may be less than the confidence level by up to 2 / (L + 1).
         """
         return self.places / (self.num_calibration + 1)
 
@@ -102,7 +105,9 @@ class Guarantee:
         return float(betaincinv(self.places, outside, p)) if outside else 1.0
 
     def interval(self, probability: float = 0.9) -> tuple[float, float]:
-        """The central interval that holds the realized coverage with this probability; a longer one between scores.
+        """The central interval that holds the realized coverage with this probability.
+
+        If the ends lie between scores, the realized coverage is only bounded, and this interval is longer.
 
         Raises:
             ValueError: if the probability lies outside (0, 1).
@@ -144,15 +149,19 @@ class Guarantee:
 
 @dataclasses.dataclass(frozen=True)
 class WorstCaseGuarantee:
-    """The coverage that CV+, the jackknife+ and the jackknife+-after-bootstrap guarantee, whatever model and data are.
+    """The coverage that CV+, the jackknife+ and the jackknife+-after-bootstrap guarantee for every model and all data.
 
-    With a = 1 - confidence_level, the central interval covers a new exchangeable row with probability at least 1 - 2 a,
-    if the models were fitted without a row each (jackknife+) or to bootstrap samples, whose number follows a binomial
-    distribution. If they were fitted without one of K folds of n / K rows each (CV+), it is at least
-    1 - 2 a - min(2 (1 - 1 / K) / (n / K + 1), (1 - K / n) / (K + 1)). This holds on average over calibration sets.
+    Let a = 1 - confidence_level. The central interval covers a new exchangeable row with at least these probabilities,
+    on average over calibration sets:
+
+    - 1 - 2 a, if each model was fitted without one row (jackknife+).
+    - 1 - 2 a, if each model was fitted to a bootstrap sample, and the number of samples follows a binomial distribution
+      (jackknife+-after-bootstrap).
+    - 1 - 2 a - `excess`, if each model was fitted without one of K folds of n / K rows (CV+). The excess is
+      min(2 (1 - 1 / K) / (n / K + 1), (1 - K / n) / (K + 1)).
 
     Args:
-        confidence_level: of the interval, in (0, 1).
+        confidence_level: the confidence level of the interval, in (0, 1).
         num_calibration: the number n of calibration rows.
         num_folds: the number K of folds, of equal size; n for the jackknife+. None for bootstrap samples.
 
@@ -165,9 +174,9 @@ class WorstCaseGuarantee:
 
     Example:
         >>> print(WorstCaseGuarantee(0.9, 1000, 10))
-        The 90 % interval covers a new row with probability 78.2 % at least, whatever the model and the data, if that
-        row is exchangeable with the 1000 calibration rows. It is about 90 % where models that were fitted without
-        different rows predict nearly the same.
+        The 90 % interval covers a new row with probability 78.2 % at least, whatever the model and the data. This holds
+        if that row is exchangeable with the 1000 calibration rows. It is about 90 % where models that were fitted
+        without different rows predict nearly the same.
     """
 
     confidence_level: float
@@ -191,7 +200,7 @@ class WorstCaseGuarantee:
 
     @property
     def coverage(self) -> float:
-        """The least probability that the interval covers a new row; 0 where nothing is guaranteed.
+        """The smallest probability that the interval covers a new row; 0 if nothing is guaranteed.
 
         Example:
             >>> found = [WorstCaseGuarantee(0.9, 100, folds).coverage for folds in (5, 10, 100)]
@@ -204,7 +213,7 @@ class WorstCaseGuarantee:
 
     @property
     def _excess(self) -> float:
-        """By how much the miscoverage of folds may exceed 2 a."""
+        """The largest amount by which the miscoverage of folds may exceed 2 a."""
         if self.num_folds is None:
             return 0.0
         folds, fold_size = self.num_folds, self.num_calibration / self.num_folds
@@ -222,7 +231,8 @@ class WorstCaseGuarantee:
             return f"In the worst case no coverage of the {level} interval is guaranteed. {typical}"
         return (
             f"The {level} interval covers a new row with probability {100 * self.coverage:.1f} % at least, whatever "
-            f"the model and the data, if that row is exchangeable with the {rows} calibration rows. {typical}"
+            f"the model and the data. This holds if that row is exchangeable with the {rows} calibration rows. "
+            f"{typical}"
         )
 
 
@@ -231,17 +241,17 @@ class WeightedGuarantee:
     """The coverage guarantee of a conformal interval of weighted calibration rows.
 
     Args:
-        confidence_level: of the interval, in (0, 1).
+        confidence_level: the confidence level of the interval, in (0, 1).
         num_calibration: the number of calibration rows.
-        effective: how many rows of equal weight they are worth, (sum w)^2 / sum w^2.
+        effective: the effective number of rows of equal weight, (sum w)^2 / sum w^2.
 
     Source: Tibshirani, Barber, Candès and Ramdas, Conformal prediction under covariate shift, NeurIPS 2019, theorem 2.
 
     Example:
         >>> print(WeightedGuarantee(0.9, 500, 220.4))
-        The 90 % interval covers a new row with probability 90 % or more, if the weights are proportional to the density
-        of the new inputs over that of the 500 calibration inputs, and the targets depend on the inputs as before. The
-        rows are worth 220 of equal weight.
+        The 90 % interval covers a new row with probability 90 % or more. This needs weights proportional to the density
+        of new inputs over the density of the 500 calibration inputs. The targets must depend on the inputs as before.
+        The rows are worth 220 of equal weight.
     """
 
     confidence_level: float
@@ -257,29 +267,29 @@ class WeightedGuarantee:
         """The guarantee in plain words."""
         level = f"{100 * self.confidence_level:g} %"
         return (
-            f"The {level} interval covers a new row with probability {level} or more, if the weights are proportional "
-            f"to the density of the new inputs over that of the {self.num_calibration} calibration inputs, and the "
-            "targets depend on the inputs as before. "
+            f"The {level} interval covers a new row with probability {level} or more. This needs weights proportional "
+            f"to the density of new inputs over the density of the {self.num_calibration} calibration inputs. The "
+            "targets must depend on the inputs as before. "
             f"The rows are worth {self.effective:.0f} of equal weight."
         )
 
 
 @dataclasses.dataclass(frozen=True)
 class ConditionalGuarantee:
-    """The coverage guarantee of a conformal interval that knows features of the inputs.
+    """The coverage guarantee of a conformal interval that uses features of the inputs.
 
     Let f be a function of the inputs that is a linear combination of the features, and nowhere negative. On average
     over calibration sets, E[f(x) 1{y in the interval}] >= c E[f(x)] for a new exchangeable row. So the interval covers
-    with probability c at least in every group whose indicator is such an f, and for new inputs whose density is f times
-    that of the calibration inputs. If no two scores are equal, randomized intervals cover with probability c exactly,
-    but for what it adds to widen some of them.
+    with probability at least c in every group whose indicator is such an f. It also covers with probability at least c
+    if the density of new inputs is f times the density of the calibration inputs. If no two scores are equal,
+    randomized intervals cover with probability exactly c. If some of them are widened, they cover more.
 
     Args:
         confidence_level: c, in (0, 1).
         num_calibration: the number n of calibration rows.
         num_features: the number d of independent features, the constant among them.
         randomized: whether the interval is randomized.
-        tails: how many regressions the interval is made of, 1, or 2 of signed errors.
+        tails: the number of regressions for the interval: 1, or 2 for signed errors.
 
     Source: Gibbs, Cherian and Candès, Conformal prediction with conditional guarantees, JRSSB 87 (2025), theorem 2
     and section 4.
@@ -287,9 +297,9 @@ class ConditionalGuarantee:
     Example:
         >>> print(ConditionalGuarantee(0.9, 500, 4))
         The 90 % interval covers a new row with probability 90 % or more in every group of rows whose indicator is a
-        combination of the 4 features, and in all, if that row is exchangeable with the 500 calibration rows. Likewise
-        where inputs are distributed otherwise, if their density over that of the calibration inputs is a combination of
-        the features, and the targets depend on the inputs as before.
+        combination of the 4 features. The same holds for all rows together. That row must be exchangeable with the 500
+        calibration rows. It may also have another distribution of the inputs, if its density over the density of the
+        calibration inputs is a combination of the features. Then the targets must depend on the inputs as before.
     """
 
     confidence_level: float
@@ -306,9 +316,9 @@ class ConditionalGuarantee:
     def most(self, fraction: float = 1.0) -> float:
         """The largest probability that an interval covers in a group that is this fraction of all rows.
 
-        It is c + d / ((n + 1) fraction) if no two scores are equal: that many rows at most may lie on the regression.
-        Of two tails it is c + 2 d / ((n + 1) fraction). Intervals that are widened to contain those of lower levels, or
-        not to be empty, may cover more.
+        It is c + d / ((n + 1) fraction) if no two scores are equal, because at most d rows lie on the regression. With
+        two tails it is c + 2 d / ((n + 1) fraction). Intervals may be widened to contain the intervals of lower levels,
+        or so that they are not empty. Then they may cover more.
 
         Raises:
             ValueError: if the fraction is not in (0, 1].
@@ -330,10 +340,10 @@ class ConditionalGuarantee:
         features = f"the {self.num_features} features" if self.num_features > 1 else "the constant"
         return (
             f"The {level} interval covers a new row with probability {level}{'' if self.randomized else ' or more'} in "
-            f"every group of rows whose indicator is a combination of {features}, and in all, if that row is "
-            f"exchangeable with the {self.num_calibration} calibration rows. Likewise where inputs are distributed "
-            "otherwise, if their density over that of the calibration inputs is a combination of the features, and the "
-            "targets depend on the inputs as before."
+            f"every group of rows whose indicator is a combination of {features}. The same holds for all rows "
+            f"together. That row must be exchangeable with the {self.num_calibration} calibration rows. It may also "
+            "have another distribution of the inputs, if its density over the density of the calibration inputs is a "
+            "combination of the features. Then the targets must depend on the inputs as before."
         )
 
 
@@ -342,10 +352,10 @@ class MeasuredCoverage:
     """How many data points an interval covered, where no coverage is guaranteed.
 
     Args:
-        confidence_level: of the interval, in (0, 1).
+        confidence_level: the confidence level of the interval, in (0, 1).
         num_rows: the number n of data points, each predicted by a model that was fitted without it.
         num_covered: how many of the data points lay in their interval.
-        num_not_held_out: how many further data points no fold held out, so that the coverage rests on the others alone.
+        num_not_held_out: the number of further data points that no fold held out. The coverage does not include them.
 
     Example:
         >>> print(MeasuredCoverage(0.9, 300, 262))
@@ -364,7 +374,7 @@ class MeasuredCoverage:
         return self.num_covered / self.num_rows
 
     def band(self) -> tuple[float, float]:
-        """Where the coverage of n independent data points lies with probability 0.95, if the interval is exact.
+        """The interval that holds the coverage of n independent data points with probability 0.95, if it is exact.
 
         Example:
             >>> print("{:.3f} to {:.3f}".format(*MeasuredCoverage(0.9, 1000, 900).band()))
@@ -374,7 +384,7 @@ class MeasuredCoverage:
         return float(low), float(high)
 
     def __str__(self) -> str:
-        """What was measured, in plain words."""
+        """The measured coverage in plain words."""
         level = f"{100 * self.confidence_level:g} %"
         low, high = (f"{100 * end:.1f} %" for end in self.band())
         left = self.num_not_held_out
@@ -387,7 +397,7 @@ class MeasuredCoverage:
 
 
 def calibrated_band(levels: ArrayLike, num_rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """The ends of the central 95 % of the coverage of `num_rows` data points at each level, by calibrated forecasts."""
+    """The central 95 % band of the coverage of `num_rows` data points at each level, for calibrated forecasts."""
     from scipy.stats import binom  # comes with jax; slow to import
 
     low, high = (np.asarray(binom.ppf(p, num_rows, levels) / num_rows) for p in (0.025, 0.975))

@@ -1,9 +1,9 @@
-"""How far long work is: a bar on a terminal or in a notebook, or whatever a callback makes of it.
+"""The progress of long work: a bar on a terminal or in a notebook, or a callback.
 
-What may take more than a few seconds says so: trainings of networks, trees, stochastic bounds, folds, sweeps. By
-default a bar with the time left is shown on stderr, where that is a terminal, and in a notebook, if the work takes
-longer than two seconds; it is cleared in the end. `to` names a callback in its place, or silence, for all that is
-called inside:
+Work that may take more than a few seconds reports its progress: training of networks, trees, stochastic bounds, folds,
+sweeps. By default a bar with the remaining time is shown if the work takes longer than two seconds. It is shown in a
+notebook, and on stderr if stderr is a terminal. The bar is cleared at the end. The context `to` replaces the bar by a
+callback, or by nothing, for all calls inside:
 
     with jc.progress.to(print):
         jc.pipeline.fit(x, y, predictor=jc.mlp.fit, key=key)
@@ -12,8 +12,8 @@ called inside:
     cross-validation: models 0 of 10, mlp.fit: epochs 0 of 1000
     ...
 
-Inside of `jit`, `vmap` and `grad` nothing is reported, and no callback is part of a compiled program: a loop that
-reports is left now and then and entered again, with the same results to the last bit.
+Inside `jit`, `vmap` and `grad` nothing is reported. No callback is part of a compiled program: the program of a loop
+ends after some steps, reports, and starts again. The results are the same to the last bit.
 """
 
 import multiprocessing
@@ -30,22 +30,22 @@ import jax
 
 from jaxcal import _checks
 
-# A bar is shown of work that takes longer, and drawn anew at most so often, in seconds.
+# A bar is shown if work takes longer than 2 s, and it is drawn again after at least 0.1 s.
 _DELAY, _BETWEEN_DRAWINGS = 2.0, 0.1
-# A compiled loop is left about so often, in seconds: often enough to see it move, and to interrupt it.
+# Seconds between two reports of a compiled loop: short enough to see progress, and to interrupt the loop.
 _BETWEEN_REPORTS = 0.25
 
 
 class Progress(NamedTuple):
-    """How far a piece of work is.
+    """The progress of a piece of work.
 
     Attributes:
-        label: what is done, and its steps: "mlp.fit: epochs".
-        done: how many steps are done.
-        total: how many there are, or are at most, where a training may stop earlier; None where that is not known.
-        is_finished: whether this was the last step. Of work that ends with an exception nothing more is reported.
-        inner: the work that is going on inside of this step, such as the training of a fold's network; None where there
-            is none. It may be one of several in a step, one after another.
+        label: the name of the work and of its steps: "mlp.fit: epochs".
+        done: the number of finished steps.
+        total: the number of all steps, or the largest number if training may stop earlier; None if it is unknown.
+        is_finished: whether this was the last step. After an exception no further progress is reported.
+        inner: the work that runs inside this step, such as the training of a fold's network; None if there is no such
+            work. One step may contain several pieces of work, one after another.
 
     Example:
         >>> print(Progress("cross-validation: models", 2, 10, inner=Progress("mlp.fit: epochs", 140, 1000)))
@@ -60,14 +60,14 @@ class Progress(NamedTuple):
 
     @property
     def fraction(self) -> float | None:
-        """How much of the work is done, what is done inside of a step included; None without a total."""
+        """The fraction of the work that is done, with the work inside a step; None without a total."""
         if not self.total:
             return None
         inside = 0.0 if self.inner is None else self.inner.fraction or 0.0
         return min((self.done + inside) / self.total, 1.0)
 
     def __str__(self) -> str:
-        """The work, and that inside of it, in a line."""
+        """The work, and the work inside it, in one line."""
         number = f"{self.done}" if self.total is None else f"{self.done} of {self.total}"
         return f"{self.label} {number}" + ("" if self.inner is None else f", {self.inner}")
 
@@ -76,14 +76,14 @@ Callback = Callable[[Progress], Any]
 
 
 class _Setting(NamedTuple):
-    """Who is told, and what is going on."""
+    """The callback, and the work that is running."""
 
     callback: Callback | None
     outer: Optional["Work"]
 
 
 def _show(_: Progress) -> None:
-    """In place of a callback: a bar, where one can be shown."""
+    """The default callback: it stands for a bar, if a bar can be shown."""
 
 
 _DEFAULT = _Setting(_show, None)
@@ -92,11 +92,12 @@ _setting: ContextVar[_Setting] = ContextVar("jaxcal.progress", default=_DEFAULT)
 
 @contextmanager
 def to(callback: Callback | None) -> Iterator[None]:
-    """Report the progress of all that is called inside to a callback, in place of the bar; None for silence.
+    """Report the progress of all calls inside to a callback, in place of the bar. With None nothing is reported.
 
-    The callback is called with a `Progress` of the outermost work, which holds those inside: when work begins, several
-    times a second or after every step, if steps take longer, and when it ends. What it raises ends the work. The
-    setting is that of this thread, as of a context variable: in other threads there is neither callback nor bar.
+    The callback gets a `Progress` of the outermost work, which holds the work inside. It is called when work begins and
+    when it ends. Between them it is called several times a second, or after every step if steps take longer. An
+    exception in the callback ends the work. The setting is a context variable, and holds in this thread. In other
+    threads there is neither callback nor bar.
 
     Example:
         >>> import jax, numpy as np, jaxcal as jc
@@ -116,34 +117,35 @@ def to(callback: Callback | None) -> Iterator[None]:
 
 
 class Work:
-    """A piece of work that is going on; made by `work`.
+    """A piece of work that is running; made by `work`.
 
     Attributes:
-        done: how many steps are done.
-        is_silent: whether nobody listens.
+        done: the number of finished steps.
+        is_silent: whether progress is not reported.
     """
 
     def __init__(self, label: str, total: int | None, callback: Callback | None, outer: Optional["Work"]):
-        """Nothing is done yet."""
+        """Start with no finished step."""
         self.done, self.is_silent = 0, callback is None
         self._label, self._total, self._callback, self._outer = label, total, callback, outer
         self._reported, self._rate = time.perf_counter(), 0.0
 
     def report(self, done: int) -> None:
-        """So many steps are done, no fewer than before."""
+        """Report that `done` steps are finished, at least as many as before."""
         now = time.perf_counter()
         self._rate = (done - self.done) / max(now - self._reported, 1e-6)
         self.done, self._reported = done, now
         self._tell()
 
     def advance(self, steps: int = 1) -> None:
-        """So many more steps are done."""
+        """Report that further steps are finished."""
         self.report(self.done + steps)
 
     def next_stop(self) -> int:
-        """After which step to report next, for steps that are taken by one program: all of them where nobody listens.
+        """The step after which to report next, for work with a total whose steps run in one compiled program.
 
-        First after one of them, then as many as take the time between two reports. Of work with a total.
+        The first report comes after one step. Then the number of steps fills the time between two reports. Without
+        reports it is the last step.
         """
         total = self._total or 0
         return total if self.is_silent else min(self.done + max(int(self._rate * _BETWEEN_REPORTS), 1), total)
@@ -159,13 +161,13 @@ class Work:
 
 @contextmanager
 def work(label: str, total: int | None, *values: Any, done: int = 0) -> Iterator[Work]:
-    """A piece of work of so many steps, or of None knows how many, which says inside how many of them are done.
+    """A context for a piece of work, which reports its finished steps by the methods of `Work`.
 
     Args:
-        label: what is done, and its steps: "mlp.fit: epochs".
-        total: how many steps there are at most.
-        values: what is worked on, pytrees: where a transformation of JAX traces one of them, nothing is reported.
-        done: steps that are done already.
+        label: the name of the work and of its steps: "mlp.fit: epochs".
+        total: the largest number of steps; None if it is unknown.
+        values: the pytrees that the work uses. If a transformation of JAX traces one of them, nothing is reported.
+        done: the number of steps that are finished already.
 
     Example:
         >>> with to(print), work("example: steps", 2) as steps:
@@ -198,7 +200,11 @@ def work(label: str, total: int | None, *values: Any, done: int = 0) -> Iterator
 
 
 def _can_show() -> bool:
-    """Whether somebody looks at stderr, and nothing else writes bars at the same time, as other threads may."""
+    """Whether a bar can be shown.
+
+    There must be a notebook, or a terminal at stderr. The thread must be the main thread of the main process, because
+    other threads and processes could draw bars at the same time.
+    """
     if threading.current_thread() is not threading.main_thread() or multiprocessing.parent_process() is not None:
         return False
     ipython = sys.modules.get("IPython")
@@ -207,13 +213,13 @@ def _can_show() -> bool:
 
 
 class _Bar:
-    """A bar of tqdm's, once the work has taken long enough."""
+    """A bar of tqdm, which appears when the work has taken long enough."""
 
     def __init__(self):
         self._began, self._drawn, self._at_first, self._bar = time.time(), 0.0, None, None
 
     def __call__(self, told: Progress) -> None:
-        """Draw it."""
+        """Draw the bar."""
         now, place = time.time(), told.fraction
         if self._at_first is None:
             self._at_first = place or 0.0
@@ -221,19 +227,19 @@ class _Bar:
             return
         if self._bar is None:
             self._bar = _new_bar(self._began, self._at_first, has_end=place is not None)
-        # Where a step is several pieces of work, one after another, each of them begins at 0.
+        # If a step has several pieces of work, one after another, each of them begins at 0.
         self._bar.n = max(self._bar.n, place or 0.0)
         self._bar.set_description_str(str(told), refresh=True)
         self._drawn = now
 
     def close(self) -> None:
-        """Clear it."""
+        """Clear the bar."""
         if self._bar is not None:
             self._bar.close()
 
 
 def _new_bar(began: float, at_first: float, *, has_end: bool) -> Any:
-    with warnings.catch_warnings():  # that ipywidgets are missing: then the bar is text
+    with warnings.catch_warnings():  # tqdm warns if ipywidgets are missing, and the bar is then text
         warnings.simplefilter("ignore")
         from tqdm.auto import tqdm
 
@@ -242,7 +248,7 @@ def _new_bar(began: float, at_first: float, *, has_end: bool) -> Any:
 
     form = "{desc} |{bar:20}| {percentage:3.0f} % [{elapsed}, {remaining} left]" if has_end else "{desc} [{elapsed}]"
     options = {"total": 1.0 if has_end else None, "initial": at_first, "bar_format": form}
-    # With a delay it is not drawn before it is described.
+    # With a delay the bar is not drawn before it has a description.
     bar = Bar(leave=False, dynamic_ncols=True, smoothing=0, delay=1e-9, **options)
-    bar.start_t = began  # of the time left, too
+    bar.start_t = began  # it also decides the remaining time
     return bar

@@ -1,14 +1,15 @@
 """Fitted modules and distributions in a file: `save` and `load`.
 
-A file is one of safetensors: the arrays, and a header, whose one entry of metadata, "jaxcal", is a JSON object:
+A file has the format of safetensors: arrays, and a header. Its metadata has one entry, "jaxcal", which is a JSON
+object:
 
     digest     SHA-256 of the whole file with zeros in place of these 64 digits
     format     of the tree: 1
     version    of jaxcal
     tree       the model
 
-None, truth values, whole numbers, finite floats and strings of a tree stand for themselves. All else is an object that
-says what it is:
+None, truth values, whole numbers, finite floats and strings of a tree stand for themselves. Every other value is an
+object that says what it is:
 
     {"array": name, "weak": bool}             an array of JAX; of weak type or not
     {"key": name, "impl": ...}                random keys of JAX
@@ -21,9 +22,9 @@ says what it is:
     {"unset": true}                           a field that is read from the class
     {"default": true}                         a field that holds the default of the class's __init__
 
-The name of an array is its number; "dtype" is beside it where safetensors has no such dtype for NumPy. Classes and
-functions have the name that they are imported by, and are looked up in a few packages only. Objects are made from their
-fields, as equinox unflattens a module: no code runs that a file names.
+The name of an array is its number. If safetensors lacks a dtype for NumPy, the object also has the key "dtype". Classes
+and functions have the name by which they are imported, and are looked up only in a few packages. Objects are made from
+their fields, in the same way as equinox unflattens a module. So no code runs that a file names.
 """
 
 import dataclasses
@@ -52,11 +53,11 @@ from jaxcal import _checks, _functions
 from jaxcal._files import replacing
 
 _FORMAT = 1
-# What a file begins with, after the eight bytes that hold the length of its header.
+# The beginning of a file, after the eight bytes that hold the length of its header.
 _BEGINNING = rb'{"__metadata__":{"jaxcal":"{\"digest\":\"'
 _START = 8 + len(_BEGINNING)
 _NO_DIGEST = b"0" * (2 * hashlib.sha256().digest_size)
-# What classes and functions may come from: these parts of jaxcal, and what these modules show.
+# Classes and functions may come from these parts of jaxcal, and from these modules of other packages.
 _PARTS = {
     *("calibrators", "density_ratio", "distributions", "frames", "functional", "gp", "guarantee", "metrics"),
     *("networks", "online", "optimize", "pipeline", "predictors"),
@@ -64,33 +65,34 @@ _PARTS = {
 _MODULES = ("equinox.nn", "gpjax.kernels", "gpjax.parameters", "paramax")
 _DTYPES = {"bool", *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64))}
 _DTYPES |= {"float16", "float32", "float64"}
-# Fields that are read from the class, and those that hold the default of the class's __init__.
+# Marks for a field that is read from the class, and for a field that holds the default of the class's __init__.
 _UNSET_FIELD, _DEFAULT_FIELD = {"unset": True}, {"default": True}
 
 
 def save(path: str | os.PathLike, model: Any) -> None:
     """Save a fitted module, a distribution, or a tuple, list or dict of them, into one file; `load` reads it.
 
-    The file is one of safetensors with the arrays and all else that predictions need. There is no pickle in it, and
-    loading runs no code that it names: a file from a stranger is safe to load. The new file takes the place of an old
-    one in one step; where an error comes first, the old one stays as it is.
+    The file has the format of safetensors. It holds the arrays and everything else that predictions need. There is no
+    pickle in it, and loading runs no code that it names. So a file from a stranger is safe to load. The new file
+    replaces an old file in one step. After an error the old file is unchanged.
 
-    What cannot be saved, and raises TypeError:
+    Some models cannot be saved, and raise TypeError:
 
-    - functions of the user's, such as `by`, `weights` or `features`, and the user's own classes: a file holds the name
-      of a function or a class, and only names in jaxcal, jax.nn, jax.numpy, equinox.nn and gpjax's kernels are loaded.
-      Give arrays, or `jaxcal.frames.labels`, where a calibrator takes them;
-    - models of other packages: what `jaxcal.pipeline` or `jaxcal.density_ratio` made of an estimator, but for trees of
-      scikit-learn in a pipeline, or `quantile_boosting` of LightGBM, XGBoost or CatBoost.
+    - Functions of the user, such as `by`, `weights` or `features`, and the user's own classes. A file holds only the
+      name of a function or a class. Only names in jaxcal, jax.nn, jax.numpy, equinox.nn and gpjax's kernels are loaded.
+      Give arrays, or `jaxcal.frames.labels`, where a calibrator takes them.
+    - Models of other packages: an estimator in `jaxcal.pipeline` or `jaxcal.density_ratio`, and `quantile_boosting` of
+      LightGBM, XGBoost or CatBoost. Trees of scikit-learn in a pipeline are an exception: they can be saved.
 
-    These can be saved by `joblib.dump` or `pickle.dump`, where functions have a name; those without one by cloudpickle.
+    Such models can be saved by `joblib.dump` or `pickle.dump` if their functions have names, else by cloudpickle.
 
     Args:
-        path: of the file, with any suffix; ".safetensors" is usual.
-        model: what to save.
+        path: the path of the file, with any suffix; ".safetensors" is usual.
+        model: the object to save.
 
     Raises:
-        TypeError: if a part of the model cannot be saved, or is traced by a transformation of JAX; it is named.
+        TypeError: if a part of the model cannot be saved, or a transformation of JAX traces it. The message names the
+            part.
         ValueError: if the file cannot be written.
 
     Example:
@@ -114,21 +116,24 @@ def save(path: str | os.PathLike, model: Any) -> None:
 
 
 def load(path: str | os.PathLike) -> Any:
-    """The model that `save` wrote into a file: it predicts the same, bit by bit.
+    """The model that `save` wrote into a file. Its predictions are the same, bit by bit.
 
-    Its arrays have the dtypes they were saved with. Where a file holds arrays of 64 bits and JAX is in 32, they become
+    Its arrays have the same dtypes as before. If a file holds arrays of 64 bits and JAX uses 32 bits, they become
     arrays of 32 bits.
 
     Args:
-        path: of the file.
+        path: the path of the file.
 
     Raises:
-        ValueError: if there is no such file or it cannot be read; if it is none of `save`, is damaged, or is of a
-            newer format; if it names a class, a field or a function that this version of jaxcal does not have; if it
-            holds a number that 32 bits cannot, where JAX is in 32.
+        ValueError: in each of these cases:
+
+            - there is no such file, or it cannot be read;
+            - `save` did not write it, it is damaged, or it has a newer format;
+            - it names a class, a field or a function that this version of jaxcal does not have;
+            - JAX uses 32 bits, and the file holds a number that 32 bits cannot hold.
 
     Warns:
-        UserWarning: if arrays of 64 bits became arrays of 32.
+        UserWarning: if arrays of 64 bits became arrays of 32 bits.
 
     Example:
         >>> import tempfile
@@ -167,7 +172,7 @@ def load(path: str | os.PathLike) -> Any:
 
 
 def _digest(data: bytes) -> bytes:
-    """The hexadecimal digits of the digest of a file, whatever it has in their place."""
+    """The hexadecimal digits of the digest of a file, computed with zeros in their place."""
     start, rest = _around_digest(data)
     digest = hashlib.sha256(start)
     for part in (_NO_DIGEST, rest):
@@ -176,7 +181,7 @@ def _digest(data: bytes) -> bytes:
 
 
 def _around_digest(data: bytes) -> tuple[memoryview, memoryview]:
-    """What a file has before its digest and after it."""
+    """The bytes of a file before its digest and after it."""
     view = memoryview(data)
     return view[:_START], view[_START + len(_NO_DIGEST) :]
 
@@ -189,11 +194,11 @@ class _Writer:
 
     def __init__(self):
         self.tensors: dict[str, np.ndarray] = {}
-        # By the identity of an array, which is kept with it: while it is there, no other has this identity.
+        # The key is the identity of an array. The array is kept, too, so that no other array gets this identity.
         self._known: dict[int, tuple[Any, dict]] = {}
 
     def node(self, value: Any, place: str) -> Any:
-        """The part of the tree for a value that is at a place in the model.
+        """The part of the tree for a value at a place in the model.
 
         Raises:
             TypeError: if it cannot be saved.
@@ -216,7 +221,7 @@ class _Writer:
         return [self.node(value, f"{place}[{k}]") for k, value in enumerate(values)]
 
     def _function(self, value: Any, place: str) -> dict | None:
-        """The part for a function; None if it is none, or none with a name."""
+        """The part for a function; None if the value is no function, or has no name."""
         if name := _name_of_function(value):
             return {"function": name}
         if type(value) is partial:
@@ -236,7 +241,7 @@ class _Writer:
             _refuse(value, place)
         if isinstance(value, enum.Enum):
             return {"enum": name, "member": value.name}
-        if hasattr(value, "_to_save"):  # what holds objects of other packages, with arrays in their place
+        if hasattr(value, "_to_save"):  # it replaces objects of other packages by arrays
             value = value._to_save()
         known = dict(zip(_fields(value), value, strict=True)) if isinstance(value, tuple) else vars(value)
         return {"class": name, "fields": {field: self._field(value, known, field, place) for field in _fields(value)}}
@@ -249,7 +254,7 @@ class _Writer:
         except TypeError:
             if _is_default(known[field], _default_of_init(type(owner), field)):
                 return _DEFAULT_FIELD
-            if field in getattr(type(owner), "_not_needed", ()):  # to predict: None is in its place
+            if field in getattr(type(owner), "_not_needed", ()):  # predictions do not need it, and None replaces it
                 return None
             raise
 
@@ -269,7 +274,7 @@ class _Writer:
         return {**self._tensor("array", np.asarray(value), place), "weak": bool(value.weak_type)}
 
     def _tensor(self, kind: str, array: np.ndarray, place: str) -> dict:
-        """The part for an array, which is written."""
+        """The part for an array, which is added to the arrays of the file."""
         name, dtype, beside = str(len(self.tensors)), array.dtype, {}
         if dtype.name not in _DTYPES:
             if not (jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer)):
@@ -280,7 +285,7 @@ class _Writer:
 
 
 def _refuse(value: Any, place: str) -> NoReturn:
-    """Raise the TypeError for what cannot be saved."""
+    """Raise the TypeError for a value that cannot be saved."""
     instead = "joblib.dump or pickle.dump"
     if callable(value) and isinstance(getattr(value, "__qualname__", None), str):
         what = f"the function {value.__module__}.{value.__qualname__}"
@@ -308,7 +313,7 @@ class _Reader:
         self._known: dict[str, jax.Array] = {}
 
     def value(self, node: Any, place: str) -> Any:
-        """The value of a part of the tree that is at a place in the model.
+        """The value of a part of the tree, at a place in the model.
 
         Raises:
             ValueError: if this version of jaxcal has no such value.
@@ -336,7 +341,7 @@ class _Reader:
                 from scipy.sparse import csr_matrix
 
                 matrix = csr_matrix(tuple(self._values(parts, place)), tuple(shape))
-                matrix.check_format()  # products do not, and would read beyond the arrays
+                matrix.check_format()  # products do not check it, and would read beyond the arrays
                 return matrix
             case dict():
                 return self._object(node, place)
@@ -355,8 +360,8 @@ class _Reader:
             case {"method": name, "of": owner}:
                 return self._method(self.value(owner, _join(place, "__self__")), name, place)
             case {"enum": name, "member": member}:
-                found = getattr(_find(name), "__members__", {}).get(member)
-                return self._refuse(place, f"{name}.{member}") if found is None else found
+                enum_member = getattr(_find(name), "__members__", {}).get(member)
+                return self._refuse(place, f"{name}.{member}") if enum_member is None else enum_member
             case {"class": name, "fields": fields}:
                 return self._record(name, fields, place)
         return self._refuse(place, f"of the kind {next(iter(node), '')!r}")
@@ -375,17 +380,17 @@ class _Reader:
         return array.view(jnp.dtype(node["dtype"])) if "dtype" in node else array
 
     def _array(self, name: str, node: dict, place: str) -> jax.Array:
-        """An array of JAX; the same object wherever it is in the model."""
+        """An array of JAX. An array that occurs several times in the model is one object."""
         if name not in self._known:
             array = jax.device_put(self._in_use(self._stored(name, node), place))
             if node["weak"]:
-                # As JAX itself does where it unpickles an array.
+                # JAX itself does the same when it unpickles an array.
                 array.aval = array.aval.update(weak_type=True)  # pyright: ignore[reportAttributeAccessIssue]
             self._known[name] = array
         return self._known[name]
 
     def _in_use(self, array: np.ndarray, place: str) -> np.ndarray:
-        """The array in the precision that JAX is in."""
+        """The array in the precision that JAX uses."""
         dtype = dtypes.canonicalize_dtype(array.dtype)
         if dtype == array.dtype:
             return array
@@ -405,20 +410,20 @@ class _Reader:
             self._refuse(place, f"the method {name!r} of a {type(owner).__name__}")
         return getattr(owner, name)
 
-    def _record(self, name: str, given: dict, place: str) -> Any:
+    def _record(self, name: str, nodes: dict, place: str) -> Any:
         """An object of these fields, made without its __init__."""
         cls = _find(name)
         if cls is None or not _is_record(cls):
             self._refuse(place, f"a {name}")
-        if extra := sorted(given.keys() - set(_fields(cls))):
+        if extra := sorted(nodes.keys() - set(_fields(cls))):
             self._refuse(place, f"a {cls.__name__} with the field {extra[0]!r}")
-        if lacking := sorted(set(_fields(cls)) - given.keys()):
+        if lacking := sorted(set(_fields(cls)) - nodes.keys()):
             raise ValueError(
                 f"{self._path} cannot be loaded: {place or 'the model'} is a {cls.__name__}, and the file lacks its "
                 f"field {lacking[0]!r}, which jaxcal {_own_version()} needs. The file was written by jaxcal "
                 f"{self._version}."
             )
-        values = {field: self._field(cls, field, given[field], _join(place, field)) for field in _fields(cls)}
+        values = {field: self._field(cls, field, nodes[field], _join(place, field)) for field in _fields(cls)}
         if issubclass(cls, tuple):
             return tuple.__new__(cls, values.values())
         made = object.__new__(cls)
@@ -428,7 +433,7 @@ class _Reader:
         return made
 
     def _field(self, cls: type, field: str, node: Any, place: str) -> Any:
-        """The value of a field; `_NONE` where it is not set."""
+        """The value of a field; `_NONE` if it is not set."""
         if node == _UNSET_FIELD:
             return _NONE
         if node != _DEFAULT_FIELD:
@@ -441,22 +446,22 @@ class _Reader:
 
 
 def _find(name: str) -> Any:
-    """The class or the function of a name, if it is one of those that may be loaded; else None."""
+    """The class or the function of a name, if it may be loaded; else None."""
     module, _, attribute = name.rpartition(".")
     package, *parts = module.split(".")
     own = package == "jaxcal" and parts and parts[0] in _PARTS
     if not own and module not in _MODULES:
         return None
     try:
-        found = vars(importlib.import_module(module)).get(attribute)
+        thing = vars(importlib.import_module(module)).get(attribute)
     except ImportError:
         return None
-    # A module of jaxcal holds what it imports, too.
-    return None if own and getattr(found, "__module__", None) != module else found
+    # A module of jaxcal also holds the names that it imports, which may not be loaded from it.
+    return None if own and getattr(thing, "__module__", None) != module else thing
 
 
 def _name_of(thing: Any) -> str | None:
-    """The name by which a class or a function is found; None where there is none."""
+    """The name by which `_find` finds a class or a function; None if there is no such name."""
     name, module = getattr(thing, "__qualname__", ""), str(getattr(thing, "__module__", ""))
     package = module.partition(".")[0]
     candidates = [module, *(each for each in _MODULES if each.partition(".")[0] == package)]
@@ -464,15 +469,15 @@ def _name_of(thing: Any) -> str | None:
 
 
 def _find_function(name: str) -> Callable | None:
-    """The function of a name: one of JAX, or a public one of jaxcal."""
-    found = _functions.find(name)
-    if found is None and name.startswith("jaxcal.") and not any(part.startswith("_") for part in name.split(".")):
-        found = _find(name)
-    return found if callable(found) and not isinstance(found, type) else None
+    """The function of a name: a function of JAX, or a public function of jaxcal; else None."""
+    function = _functions.find(name)
+    if function is None and name.startswith("jaxcal.") and not any(part.startswith("_") for part in name.split(".")):
+        function = _find(name)
+    return function if callable(function) and not isinstance(function, type) else None
 
 
 def _name_of_function(value: Any) -> str | None:
-    """The name by which a function is found; None where it has none, or is none."""
+    """The name by which `_find_function` finds a function; None if it has no such name, or is no function."""
     if not callable(value):
         return None
     name = _functions.named(value)
@@ -481,7 +486,7 @@ def _name_of_function(value: Any) -> str | None:
 
 
 def _owner(value: Any) -> Any:
-    """Whose public method it is; None if it is none."""
+    """The object whose public method it is; None if it is no public method."""
     function, owner = getattr(value, "__func__", None), getattr(value, "__self__", None)
     name = getattr(function, "__name__", "_")
     return owner if not name.startswith("_") and getattr(type(owner), name, None) is function else None
@@ -494,26 +499,26 @@ def _join(place: str, name: str) -> str:
 # Records
 
 
-# Stands where there is no value.
+# A mark for a missing value.
 _NONE = object()
 
 
 def _is_record(cls: Any) -> bool:
-    """Whether it is a class of objects that their fields, or a name, say all about."""
+    """Whether it is a class whose objects are fully described by their fields, or by a name."""
     if not isinstance(cls, type):
         return False
     return issubclass(cls, enum.Enum | eqx.Module) or dataclasses.is_dataclass(cls) or hasattr(cls, "_field_defaults")
 
 
 def _fields(record: Any) -> tuple[str, ...]:
-    """The names of the fields of a record, or of a class of them."""
+    """The names of the fields of a record, or of a class of records."""
     if hasattr(record, "_field_defaults"):
         return record._fields
     return tuple(field.name for field in dataclasses.fields(record))
 
 
 def _default_of_init(cls: type, name: str) -> Any:
-    """The default of the __init__ of a class, or of one that it is derived from; `_NONE` where there is none."""
+    """The default in the __init__ of a class or of its base classes; `_NONE` if there is none."""
     for parent in cls.__mro__:
         init = vars(parent).get("__init__")
         parameter = None if init is None else inspect.signature(init).parameters.get(name)
@@ -523,7 +528,7 @@ def _default_of_init(cls: type, name: str) -> Any:
 
 
 def _is_default(value: Any, default: Any) -> bool:
-    """Whether a value is a default, or an object of its class where neither has a state, as gpjax's engines."""
+    """Whether a value is a default, or an object of the same class without a state, such as gpjax's engines."""
     stateless = not callable(value) and not getattr(value, "__dict__", True) and not getattr(default, "__dict__", True)
     return value is default or (type(value) is type(default) and stateless)
 

@@ -1,6 +1,6 @@
-"""The face of jaxcal for skpro: `jaxcal.sklearn.CalibratedRegressor` with the interface of probabilistic regressors.
+"""The interface of jaxcal to skpro: `jaxcal.sklearn.CalibratedRegressor` as a probabilistic regressor.
 
-It needs skpro, the extra `skpro`.
+It needs skpro, which is in the extra `skpro`.
 """
 
 from typing import Any
@@ -16,18 +16,18 @@ try:
 except ImportError as error:
     raise ImportError("jaxcal.skpro needs skpro: pip install 'jaxcal[skpro]'.") from error
 
-# The levels of the quantiles that a distribution of skpro's is made of.
+# The levels of the quantiles that define a distribution of skpro.
 _LEVELS = np.arange(1, 100) / 100
 
 
 class CalibratedProbaRegressor(BaseProbaRegressor):
     """A probabilistic regressor of skpro whose distributions are calibrated by rows that it was not fitted to.
 
-    `predict_quantiles` and `predict_interval` give the quantiles themselves, `predict_proba` the distribution that has
-    those at 1 %, 2 %, ..., 99 %, without the levels that the calibration rows are too few for.
+    `predict_quantiles` and `predict_interval` give the quantiles themselves. `predict_proba` gives a distribution with
+    the quantiles at 1 %, 2 %, ..., 99 %. It omits levels that need more calibration rows than there are.
 
     Args:
-        estimator: this and the others as of `jaxcal.sklearn.CalibratedRegressor`.
+        estimator: as in `jaxcal.sklearn.CalibratedRegressor`, like all other arguments.
         calibrators: see there.
         recalibrate: see there.
         method: see there.
@@ -98,7 +98,7 @@ class CalibratedProbaRegressor(BaseProbaRegressor):
 
     @classmethod
     def get_test_params(cls, parameter_set: str = "default") -> Any:
-        """Parameters that skpro tests it with."""
+        """The parameters for the tests of skpro."""
         from sklearn.linear_model import LinearRegression, Ridge
 
         return [
@@ -108,5 +108,5 @@ class CalibratedProbaRegressor(BaseProbaRegressor):
 
 
 def _named(X: Any) -> Any:
-    """The frame with strings as names of its columns, as scikit-learn wants them."""
+    """The frame with strings as names of its columns, because scikit-learn needs strings."""
     return X.rename(columns=str)

@@ -1,7 +1,7 @@
 """The commands: `jaxcal demo`, `calibrate`, `apply`, `monitor`, `methods` and `data`.
 
-They compute in 64 bits, which the library itself never turns on. A mistake in the input ends with one line and exit
-code 2.
+They compute in 64 bits, which the library itself never turns on. An error in the input ends a command with one line and
+exit code 2.
 """
 
 import os
@@ -51,7 +51,8 @@ def _set_up(
 
     jax.config.update("jax_enable_x64", True)
     jc.enable_compilation_cache()
-    # Read when JAX imports SciPy, at the first factorization: threads of OpenBLAS's own wait for each other, busily.
+    # SciPy reads the variable when JAX imports it, at the first factorization. Several threads of OpenBLAS would wait
+    # for each other, and use the cores.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
@@ -100,10 +101,10 @@ def demo(
 
 
 def _ask(question: Callable[[str], T], dataset: str) -> T:
-    """What is asked about a data set: where it is, or the data themselves."""
+    """The answer to a question about a data set: its place, or the data."""
     try:
         return question(dataset)
-    except OSError as error:  # it is not here and could not be downloaded, or JAXCAL_DATA names no directory
+    except OSError as error:  # the set is not here and could not be downloaded, or JAXCAL_DATA names no directory
         raise ValueError(str(error)) from error
 
 
@@ -117,7 +118,7 @@ def _make_folder(folder: Path) -> None:
 
 
 def _draw(folder: Path, target_name: str, y: np.ndarray, forecasts: "dict[str, Distribution]") -> tuple[Path, Path]:
-    """The reliability of the forecasts, and their intervals beside each other."""
+    """Draw the reliability of the forecasts, and their intervals side by side."""
     import matplotlib
     import matplotlib.pyplot as plt
 

@@ -1,4 +1,4 @@
-"""`jaxcal calibrate`: distributions for the rows of a file, and `jaxcal apply`: those of a saved model for another."""
+"""`jaxcal calibrate`: distributions for the rows of a file. `jaxcal apply`: a saved model predicts another file."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -20,22 +20,22 @@ from jaxcal.cli.text import Format
 if TYPE_CHECKING:
     from jaxcal.distributions import Distribution
 
-# Of more groups the guarantees are not printed.
+# The guarantees of at most 10 groups are printed.
 _GROUPS_NAMED = 10
-# What a model saved here is known by.
+# The mark of a model that this command saved.
 _KIND = "jaxcal calibrate"
 
 
 @dataclass
 class _Fitted:
-    """What was fitted, and what it says of the rows of FILE.
+    """A fitted model, and its predictions of the rows of FILE.
 
     Attributes:
         model: the calibrator, or the pipeline.
-        taken: what the call of a calibrator takes beside features and predictions: "by", "weights".
-        forecast: of all rows.
-        fitting: the rows of FILE that were fitted on; None if these were of another file.
-        measured: what the report shows.
+        taken: the further arguments of the calibrator's call: "by", "weights".
+        forecast: the distributions of all rows.
+        fitting: the rows of FILE that were fitted on; None if another file had these rows.
+        measured: the content of the report.
     """
 
     model: Any
@@ -47,12 +47,13 @@ class _Fitted:
 
 @dataclass(frozen=True)
 class _Tables:
-    """The rows to predict, and those to fit on: the same ones, or of another file.
+    """The rows to predict, and the rows to fit on. They are the same rows, or come from two files.
 
     Attributes:
-        table: of FILE.
+        table: the rows of FILE.
         source: the rows to fit on.
-        given: what the options say of CSVs; usual what is assumed where another file does not tell.
+        given: the format of CSVs that the options name.
+        usual: the format that is assumed where another file leaves it open.
     """
 
     table: Table
@@ -67,7 +68,7 @@ class _Tables:
         return tables if calibration is None else replace(tables, table=tables.read_other(file))
 
     def read_other(self, file: Path) -> Table:
-        """The table in a further file, of whose columns the same are texts."""
+        """The table in a further file. The same columns as in `source` are texts."""
         return Table.read(file, self.given, self.usual, self.source.texts)
 
     @property
@@ -77,7 +78,7 @@ class _Tables:
 
 @dataclass(frozen=True)
 class _Options:
-    """How a model or a calibrator is to be fitted."""
+    """The options of the fit of a model or a calibrator."""
 
     method: str
     fraction: float | None
@@ -135,9 +136,9 @@ def calibrate(
 ) -> None:
     """Write a distribution for every row of FILE: mean, std and quantiles.
 
-    With a column of predictions these are calibrated; the model, whatever it is, should not have been trained on the
-    rows that are fitted on. Without one a model is chosen and fitted to all rows whose target is known: what is written
-    for these comes from models that were fitted without them.
+    If there is a column of predictions, these are calibrated. Their model may be any model, but the rows to fit on
+    should not be among its training rows. If there is no such column, a model is chosen and fitted to all rows whose
+    target is known. The distributions that are written for these rows come from models that were fitted without them.
     """
     levels = _parse_levels(quantiles)
     _check_seed(seed)
@@ -153,9 +154,9 @@ def calibrate(
     roles.check(tables.source)
     options = _Options(method or "rio", calibration_fraction, training, features, exclude, models, time_limit, seed)
     if prediction is None:
-        names_of_given = ("--std", "--method", "--by", "--weights", "--calibration-fraction", "--training")
-        given = zip(names_of_given, (std, method, by, weights, calibration_fraction, training), strict=True)
-        if needless := [name for name, value in given if value is not None]:
+        option_names = ("--std", "--method", "--by", "--weights", "--calibration-fraction", "--training")
+        option_values = zip(option_names, (std, method, by, weights, calibration_fraction, training), strict=True)
+        if needless := [name for name, value in option_values if value is not None]:
             raise ValueError(f"{', '.join(needless)} needs a column of predictions, --prediction.")
         fitted = _fit_pipeline(tables, roles, options, is_saved=save is not None)
     else:
@@ -183,15 +184,15 @@ def apply(
 ) -> None:
     """Write a distribution for every row of FILE by a saved MODEL; where targets are known, measure its scores.
 
-    What does not tell itself in FILE, such as thousands separators and an encoding, is as in the fit.
+    The format of the fit is assumed where FILE leaves it open, for example for thousands separators and the encoding.
     """
     saved = jc.load(model)
     if not (isinstance(saved, dict) and saved.get("kind") == _KIND):
         raise ValueError(f"{model} was not written by jaxcal calibrate --save: jaxcal.load reads it in Python.")
     roles = Roles(**saved["roles"] | {"features": tuple(saved["roles"]["features"])})
     levels = saved["levels"] if quantiles is None else _parse_levels(quantiles)
-    given, usual = csv_format(separator, decimal, thousands, encoding), Format(**saved.get("format", {}))
-    table = Table.read(file, given, usual, saved.get("texts"))
+    named, usual = csv_format(separator, decimal, thousands, encoding), Format(**saved.get("format", {}))
+    table = Table.read(file, named, usual, saved.get("texts"))
     names = _names(levels, saved["prefix"] if prefix is None else prefix, table, are_split=False)
     out = _checked_out(out, (file, model), table)
     console.say(f"{model}: {saved['about']}")
@@ -207,7 +208,7 @@ def apply(
 
 
 def _predict(saved: dict[str, Any], roles: Roles, table: Table) -> "Distribution":
-    """What a saved model makes of a table."""
+    """The predictions of a saved model for a table."""
     table.check_numerals(set(roles.features) - set(saved.get("texts", roles.features)))
     if roles.prediction is None:
         return saved["model"](table.select(roles.features))
@@ -238,7 +239,7 @@ def _save(path: Path, fitted: _Fitted, tables: _Tables, levels: list[float], pre
 
 
 def _checked_out(out: Path | None, inputs: Sequence[Path | None], table: Table) -> Path:
-    """The file to write, beside that of the table where none is named.
+    """The file to write. If the user named none, it lies in the folder of the table's file.
 
     Raises:
         ValueError: if it could not be written.
@@ -255,7 +256,7 @@ def _checked_out(out: Path | None, inputs: Sequence[Path | None], table: Table) 
 def _write(
     forecast: "Distribution", table: Table, levels: list[float], names: list[str], fitting: np.ndarray | None, out: Path
 ) -> None:
-    """Write mean, std and quantiles of every row and, where a part was fitted on, which rows those were."""
+    """Write mean, std and quantiles of every row. If some rows were fitted on, write also which rows."""
     values = [forecast.mean, forecast.std, *np.asarray(forecast.icdf(np.array(levels))).T]
     if fitting is not None:
         values.append(np.isin(np.arange(len(table)), fitting))
@@ -318,8 +319,8 @@ def _fit_calibrator(tables: _Tables, roles: Roles, options: _Options) -> _Fitted
 
 
 def _rows_to_fit(source: Rows, rows: Rows, tables: _Tables, options: _Options) -> tuple[np.ndarray, np.ndarray]:
-    """The rows to fit on, of the file for that, and those of FILE to measure on; their targets are known."""
-    y = np.asarray(source.y)  # its column is there: the roles were checked
+    """The rows to fit on, in the file for fitting, and the rows of FILE to measure on. Their targets are known."""
+    y = np.asarray(source.y)  # its column exists, because the roles were checked
     known = np.flatnonzero(np.isfinite(y))
     if len(known) < len(y):
         console.say(f"{len(y) - len(known)} rows of {tables.source.file} have no target, and are not fitted on.")
@@ -330,19 +331,19 @@ def _rows_to_fit(source: Rows, rows: Rows, tables: _Tables, options: _Options) -
 
 
 def _guarantees(calibrator: Any, labels: np.ndarray | None) -> list[str]:
-    """The guarantee of the 90 % interval, for each of at most ten groups; nothing where there is none."""
+    """The guarantee of the 90 % interval, for each of at most ten groups; empty if there is no guarantee."""
     if not hasattr(calibrator, "guarantee"):
         return []
     if labels is None:
         return [_told(calibrator.guarantee)]
     groups = np.unique(labels).tolist()
-    found = [f"{label}: {_told(partial(calibrator.guarantee, group=label))}" for label in groups[:_GROUPS_NAMED]]
+    lines = [f"{label}: {_told(partial(calibrator.guarantee, group=label))}" for label in groups[:_GROUPS_NAMED]]
     more = len(groups) - _GROUPS_NAMED
-    return [*found, f"... and {more} groups more."] if more > 0 else found
+    return [*lines, f"... and {more} groups more."] if more > 0 else lines
 
 
 def _told(guarantee: Callable) -> str:
-    """What is guaranteed, or why not."""
+    """The text of a guarantee, or the reason why there is none."""
     try:
         return str(guarantee(0.9))
     except ValueError as nothing:
@@ -350,7 +351,7 @@ def _told(guarantee: Callable) -> str:
 
 
 def _training_rows(file: Path | None, roles: Roles, tables: _Tables) -> dict[str, Any]:
-    """The rows that the model was trained on, where there are any."""
+    """The rows that the model was trained on; empty if there is no file of them."""
     if file is None:
         return {}
     table = tables.read_other(file)
@@ -400,22 +401,22 @@ def _fit_pipeline(tables: _Tables, roles: Roles, options: _Options, *, is_saved:
 
 
 def _candidates(models: str | None, *, is_saved: bool) -> list:
-    """The models to combine; a file holds none of CatBoost.
+    """The models to combine. CatBoost is not among them if the fit is saved, because a file cannot hold its models.
 
     Raises:
-        ValueError: if none is left, or there is none of a name.
+        ValueError: if no model remains, or there is no model of a name.
     """
     from jaxcal.pipeline.trees import catboost
 
     named = None if models is None else [name.strip().replace("-", "_") for name in models.split(",")]
     try:
-        found = jc.pipeline.candidates() if named is None else jc.pipeline.candidates(named)
+        candidates = jc.pipeline.candidates() if named is None else jc.pipeline.candidates(named)
     except (ImportError, ValueError) as error:
         raise ValueError(f"--models: {error}") from error
-    kept = [each for each in found if not (is_saved and each[0] is catboost)]
+    kept = [each for each in candidates if not (is_saved and each[0] is catboost)]
     if not kept:
         raise ValueError("models of CatBoost cannot be saved: omit --save, or name another model.")
-    if len(kept) < len(found):
+    if len(kept) < len(candidates):
         console.say("CatBoost is not among the models: it cannot be saved.")
     return kept
 
@@ -447,10 +448,10 @@ def _check_seed(seed: int) -> None:
 
 
 def _names(levels: Sequence[float], prefix: str, table: Table, *, are_split: bool) -> list[str]:
-    """The columns that are written; where a part of the rows is fitted on, one that says which.
+    """The columns to write. If a part of the rows is fitted on, a column says which part.
 
     Raises:
-        ValueError: if the table has one of them, or its encoding no letter for one.
+        ValueError: if the table already has such a column, or its encoding lacks a letter of a name.
     """
     names = ["mean", "std", *(f"q{level:g}" for level in levels), *(["used_for_fitting"] if are_split else [])]
     names = [prefix + name for name in names]
@@ -465,7 +466,7 @@ def _names(levels: Sequence[float], prefix: str, table: Table, *, are_split: boo
 
 
 def _split(num_rows: int, fraction: float | None, seed: int) -> tuple[np.ndarray, ...]:
-    """The numbers of the rows to fit on, and of the others."""
+    """The numbers of the rows to fit on, and of the other rows."""
     from jaxcal import _checks
 
     fraction = 0.5 if fraction is None else fraction

@@ -1,4 +1,4 @@
-"""Which column of a file is what, and its rows as arrays."""
+"""The roles of the columns of a file, and its rows as arrays."""
 
 import re
 from collections.abc import Sequence
@@ -17,21 +17,23 @@ if TYPE_CHECKING:  # slow to import
     from jaxcal.distributions import Distribution
     from jaxcal.frames.columns import Columns
 
-# A column of text with more labels is no feature, unless it is named: each of them would be a column of numbers.
+# A column of text with more labels is no feature, unless the user names it: each label would be a column of numbers.
 _MOST_LABELS = 50
-# What a column of whole numbers is called that names its rows, if all of them differ.
+# A column of different whole numbers with such a name names the rows.
 _NAME_OF_ROWS = re.compile(r"(^|[\W_])(id|idx|index|key|row|nr|no|number|uuid)$|[a-z](Id|ID|Idx)$|^unnamed|^$", re.I)
 
 
 @dataclass(frozen=True)
 class Roles:
-    """Which column is what.
+    """The names of the columns with a role.
 
     Attributes:
-        target: of the true values.
-        prediction: of a model's predictions, if there is one; std of its stds.
-        by: of labels of groups; weights of weights.
-        features: of the inputs.
+        target: the column of the true values.
+        prediction: the column of a model's predictions, if there is one.
+        std: the column of the model's stds.
+        by: the column of labels of groups.
+        weights: the column of weights.
+        features: the columns of the inputs.
     """
 
     target: str
@@ -42,12 +44,12 @@ class Roles:
     features: tuple[str, ...] = ()
 
     def named(self) -> dict[str, str]:
-        """The columns that were named, beside the features."""
+        """The columns that the user named, without the features."""
         names = ("target", "prediction", "std", "by", "weights")
         return {name: column for name in names if (column := getattr(self, name)) is not None}
 
     def check(self, table: Table) -> None:
-        """Raise ValueError unless the named columns are different and there."""
+        """Raise ValueError unless the named columns are different and exist."""
         named = self.named()
         if len(set(named.values())) < len(named):
             raise ValueError(f"{', '.join(named)} must be different columns; got {', '.join(named.values())}.")
@@ -58,7 +60,9 @@ class Roles:
 def choose_features(
     roles: Roles, features: str | None, exclude: str | None, table: Table
 ) -> tuple[tuple[str, ...], "Columns | None"]:
-    """The columns asked for, or all others that can be features; tell which. And what they hold.
+    """The named features, or all other columns that can be features, and the content of these columns.
+
+    The features and the unused columns are printed.
 
     Raises:
         ValueError: if there is no such column, it is the target, or holds neither numbers nor labels.
@@ -90,10 +94,10 @@ def _names_in(text: str) -> list[str]:
 
 
 def _excluded(exclude: str | None, features: str | None, roles: Roles, table: Table) -> list[str]:
-    """The columns that are to be no features.
+    """The columns that the user excludes from the features.
 
     Raises:
-        ValueError: if one is not there, or is used; if the features are named as well.
+        ValueError: if there is no such column, it has a role, or the features are named as well.
     """
     if exclude is None:
         return []
@@ -109,12 +113,12 @@ def _excluded(exclude: str | None, features: str | None, roles: Roles, table: Ta
 
 
 class _Why(NamedTuple):
-    """Why a column is no feature.
+    """The reason why a column is no feature.
 
     Attributes:
         text: the end of a sentence about the column.
-        may_be_named: whether it is one where it is named.
-        is_told: whether a warning tells it.
+        may_be_named: whether the column is a feature if the user names it.
+        is_told: whether a warning says so.
     """
 
     text: str
@@ -123,7 +127,7 @@ class _Why(NamedTuple):
 
 
 def _check_chosen(chosen: Sequence[str], target: str, table: Table) -> None:
-    """Raise ValueError for a feature that is the target, is not there, or cannot be one."""
+    """Raise ValueError if a feature is the target, does not exist, or cannot be a feature."""
     if target in chosen:
         raise ValueError(f"the target {target!r} must not be among the features.")
     for name in chosen:
@@ -134,10 +138,10 @@ def _check_chosen(chosen: Sequence[str], target: str, table: Table) -> None:
 
 
 def _why_no_feature(values: "polars.Series", table: Table) -> _Why | None:
-    """Why a column is no feature by default; None if it is one.
+    """The reason why a column is no feature by default; None if it is a feature.
 
     Raises:
-        ValueError: if it holds numbers, and a text among them.
+        ValueError: if it holds numbers and a text among them, or numbers that were not read as numbers.
     """
     import polars
 
@@ -163,13 +167,13 @@ def _why_no_feature(values: "polars.Series", table: Table) -> _Why | None:
 
 
 def _counts(values: "polars.Series") -> bool:
-    """Whether different whole numbers follow each other without a gap, or their name says that they name rows."""
+    """Whether different whole numbers have no gap, or the name of their column says that they name rows."""
     first, last = int(values.min()), int(values.max())  # pyright: ignore[reportArgumentType]
     return last - first == len(values) - 1 or _NAME_OF_ROWS.search(values.name) is not None
 
 
 def _check_no_numbers(values: "polars.Series", table: Table) -> None:
-    """Raise ValueError if a column of text holds numbers that were not read as such, or mostly numbers."""
+    """Raise ValueError if a column of text holds numbers that were not read as numbers, or mostly numbers."""
     import polars
 
     texts, column = values.cast(polars.String), f"column {values.name!r} of {table.file}"
@@ -184,7 +188,7 @@ def _check_no_numbers(values: "polars.Series", table: Table) -> None:
 
 
 def _described(values: "polars.Series") -> str:
-    """The name of a feature, and what is special about it."""
+    """The name of a feature, with notes on its labels, leading zeros and missing values."""
     labels = "" if files.is_numeric(values.dtype) else f"{values.n_unique()} labels"
     missing = (values.fill_nan(None) if values.dtype.is_float() else values).null_count()
     zeros = "leading zeros" if _is_padded(values) else ""
@@ -193,26 +197,27 @@ def _described(values: "polars.Series") -> str:
 
 
 def _is_padded(values: "polars.Series") -> bool:
-    """Whether a column is one of labels only because its numbers have leading zeros."""
+    """Whether a column holds labels only because its numbers have leading zeros."""
     import polars
 
     return values.dtype == polars.String and numerals.numbers_in(values) is not None
 
 
 def targets(table: Table, column: str) -> np.ndarray | None:
-    """The targets [n], NaN where they are not known; None if there is no such column."""
+    """The targets [n], NaN where they are unknown; None if there is no such column."""
     return table.numbers(column, may_be_missing=True) if column in table.frame.columns else None
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Features, a model's predictions, and the truth where it is known.
+    """Features, a model's predictions, and the targets where they are known.
 
     Attributes:
-        x: the features, a data frame [n, d]; None without any.
-        mean: the predictions [n]; std their stds [n], or None.
-        y: the targets [n], NaN where they are not known; None without any.
-        counts: labels of groups, `by`, and `weights` [n], where there are any.
+        x: the features, a data frame [n, d]; None if there are none.
+        mean: the predictions [n].
+        std: the stds of the predictions [n], or None.
+        y: the targets [n], NaN where they are unknown; None if there are none.
+        counts: the labels of groups `by` [n] and the `weights` [n], if there are any.
     """
 
     x: "polars.DataFrame | None"
@@ -223,10 +228,10 @@ class Rows:
 
     @classmethod
     def read(cls, table: Table, roles: Roles, *, with_targets: bool = True) -> "Rows":
-        """The rows of a table; without targets if it has no column of that name, or they are not asked for.
+        """The rows of a table. They have no targets if there is no such column, or `with_targets` is false.
 
         Raises:
-            ValueError: if a column is missing, or holds anything but finite numbers (std: not below 0).
+            ValueError: if a column is missing, or holds other values than finite numbers; if a std is below 0.
         """
         mean = table.numbers(str(roles.prediction))
         std = None if roles.std is None else table.numbers(roles.std)
@@ -238,12 +243,12 @@ class Rows:
         x = table.select(roles.features) if roles.features else None
         y = targets(table, roles.target) if with_targets else None
         readers = {"by": (roles.by, table.labels), "weights": (roles.weights, table.numbers)}
-        # Rows to predict may come without: not every method asks for those of new rows.
+        # Rows to predict may lack these columns, because not every method uses them in predictions.
         there = table.frame.columns
         return cls(x, mean, std, y, {name: read(column) for name, (column, read) in readers.items() if column in there})
 
     def take(self, rows: np.ndarray) -> "Rows":
-        """Those of these numbers."""
+        """The rows of these numbers."""
         pick = lambda values: None if values is None else values[rows]
         counts = {name: values[rows] for name, values in self.counts.items()}
         return Rows(pick(self.x), self.mean[rows], pick(self.std), pick(self.y), counts)

@@ -1,4 +1,4 @@
-"""What the commands say: results on stdout; progress, warnings and mistakes on stderr, a line each."""
+"""The output of the commands: results on stdout; progress, warnings and errors on stderr, one line each."""
 
 import os
 import sys
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from jaxcal.distributions import Distribution
     from jaxcal.progress import Progress as Reached
 
-# Seconds between two lines about work that goes on, where there is no terminal to draw a bar on.
+# Seconds between two lines about running work, if there is no terminal for a bar.
 _SECONDS = 10.0
 
 
 class Commands(TyperGroup):
-    """Commands that answer a mistake in the input with one line on stderr and exit code 2, and warn in one line."""
+    """Commands that report an error in the input in one line on stderr, with exit code 2, and a warning in one line."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
@@ -42,12 +42,12 @@ class Commands(TyperGroup):
 
 
 def complain(kind: str, message: object) -> None:
-    """A line on stderr."""
+    """Print a line on stderr."""
     _say_on_stderr(f"{kind}: {' '.join(str(message).split())}")
 
 
 def say(text: str) -> None:
-    """A text on stdout."""
+    """Print a text on stdout."""
     _console().print(text, markup=False)
 
 
@@ -59,14 +59,17 @@ def _say_on_stderr(line: str) -> None:
 
 
 def _drop(stream: TextIO) -> None:
-    """Send a stream nowhere, whose reader, such as `head`, is gone: the work goes on, and its files are written."""
+    """Send a stream without a reader to the null device, so that the work continues and its files are written.
+
+    A reader such as `head` may end before the command.
+    """
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
 
 
 def say_columns(rows: Iterable[tuple[str, ...]]) -> None:
-    """Rows of texts in columns; a long line is left to the terminal, so that it can be copied."""
+    """Print rows of texts in columns. Long lines are not wrapped, so that they can be copied."""
     rows = list(rows)
     widths = [max(map(len, column)) for column in list(zip(*rows, strict=True))[:-1]]
     for *texts, last in rows:
@@ -75,7 +78,7 @@ def say_columns(rows: Iterable[tuple[str, ...]]) -> None:
 
 
 def print_table(head: list[str], rows: Iterable[tuple[str, ...]], caption: str) -> None:
-    """A table whose first column is text, the others numbers."""
+    """Print a table whose first column is text, and whose other columns are numbers."""
     table = Table(head[0], caption=caption, caption_justify="left")
     for name in head[1:]:
         table.add_column(name, justify="right")
@@ -85,12 +88,12 @@ def print_table(head: list[str], rows: Iterable[tuple[str, ...]], caption: str) 
 
 
 def print_scores(forecasts: list[str], scores: list[tuple[str, ...]], rows: str) -> None:
-    """A table of what `rows_of_scores` gives, and of which rows it is."""
+    """Print the table of `rows_of_scores`, with a description of the rows."""
     print_table(["", *forecasts, "calibrated"], scores, about_scores(rows))
 
 
 def rows_of_scores(y: np.ndarray, forecasts: "dict[str, Distribution]") -> list[tuple[str, ...]]:
-    """A row for each score: its name, its value for every forecast, and what calibrated forecasts have."""
+    """A row for each score: its name, its value for every forecast, and its value for calibrated forecasts."""
     scores = [jc.metrics.evaluate(y, forecast) for forecast in forecasts.values()]
     low, high = (f"{100 * float(end):.1f}" for end in jc.guarantee.calibrated_band(0.9, len(y)))
     percent = lambda value: f"{value:.1f} %"
@@ -104,13 +107,13 @@ def rows_of_scores(y: np.ndarray, forecasts: "dict[str, Distribution]") -> list[
     )
     shown = [[show(float(each[name])) for each in scores] for _, name, show, _ in rows]
     for k, forecast in enumerate(forecasts.values()):
-        if isinstance(forecast, jc.Point):  # it has no interval
+        if isinstance(forecast, jc.Point):  # a point has no interval
             shown[-2][k] = shown[-1][k] = "none"
     return [(label, *values, wanted) for (label, *_, wanted), values in zip(rows, shown, strict=True)]
 
 
 def about_scores(rows: str) -> str:
-    """What stands below a table of scores of these rows."""
+    """The text below a table of scores of these rows."""
     return (
         f"Measured on {rows}. ECE and coverage of calibrated forecasts of as many rows "
         "lie where the last column says, in 19 of 20 cases."
@@ -118,13 +121,13 @@ def about_scores(rows: str) -> str:
 
 
 def number(value: float) -> str:
-    """Four digits."""
+    """A number with four digits."""
     return f"{value:.4g}"
 
 
 @contextmanager
 def working(label: str) -> Iterator[None]:
-    """Show how far work is, by a bar on a terminal, else by a line every few seconds; in the end, how long it took."""
+    """Show the progress of work by a bar on a terminal, else by a line every few seconds; then say how long it took."""
     start, console = time.perf_counter(), _console()
     columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn()
     told: list[Reached] = []
@@ -136,7 +139,8 @@ def working(label: str) -> Iterator[None]:
 
         def show(reached: "Reached") -> None:
             told[:] = [reached]
-            # Of several works one after another the last one counts. A bar that was full once shows no time left.
+            # Several pieces of work can follow one another, and the last one counts. A bar that was full once shows no
+            # remaining time.
             if bar.tasks[0].finished:
                 bar.reset(task)
             bar.update(task, total=1.0 if reached.fraction is not None else None, completed=reached.fraction or 0.0)
@@ -150,17 +154,17 @@ def working(label: str) -> Iterator[None]:
 
 
 def _say_how_far(label: str, start: float, told: "list[Reached]", done: threading.Event) -> None:
-    """A line every few seconds."""
+    """Print a line every few seconds."""
     while not done.wait(_SECONDS):
         reached = f", {told[0]}" if told else ""
         _say_on_stderr(f"{label}: {time.perf_counter() - start:.0f} s so far{reached}")
 
 
 class _Console(Console):
-    """A console that outlives its reader."""
+    """A console that works on after its reader has ended."""
 
     def on_broken_pipe(self) -> None:
-        """Go on without a reader; rich would exit."""
+        """Continue without a reader, where rich would exit."""
         _drop(sys.stdout)
 
 

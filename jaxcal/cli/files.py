@@ -26,7 +26,7 @@ class Table:
 
     Attributes:
         frame: its values.
-        file: where it is.
+        file: its path.
         text: its text, if it is a CSV.
     """
 
@@ -42,12 +42,13 @@ class Table:
 
         Args:
             file: CSV or Parquet.
-            given: what is known of the format of a CSV.
-            usual: what is assumed where the file does not tell.
-            texts: the columns that stay texts; None for those that do not hold numbers, or such with leading zeros.
+            given: the known properties of the format of a CSV.
+            usual: the properties that are assumed where the file leaves them open.
+            texts: the columns that stay texts. With None a column stays text if it does not hold numbers, or holds
+                numbers with leading zeros.
 
         Raises:
-            ValueError: if there is no such file, it cannot be read, holds no rows, or two columns have one name.
+            ValueError: if there is no such file, it cannot be read, has no rows, or two columns have the same name.
         """
         import polars
 
@@ -66,11 +67,11 @@ class Table:
         return cls(frame, file, text)
 
     def __len__(self) -> int:
-        """How many rows it has."""
+        """The number of rows."""
         return len(self.frame)
 
     def write(self, columns: dict[str, np.ndarray], out: Path) -> None:
-        """The table with further columns, into a file, in one step; in a CSV its text stays as it is.
+        """Write the table with further columns into a file, in one step. The text of a CSV stays unchanged.
 
         Raises:
             ValueError: if it cannot be written.
@@ -91,7 +92,7 @@ class Table:
             raise ValueError(f"cannot write {out}: {str(error).splitlines()[0]}.") from error
 
     def numbers(self, column: str, *, may_be_missing: bool = False) -> np.ndarray:
-        """The values of a column, if all of them are finite numbers; NaN where they may be missing.
+        """The values of a column, if all of them are finite numbers. Missing values are NaN, if they are allowed.
 
         Raises:
             ValueError: if there is no such column, or a value is no finite number.
@@ -102,8 +103,8 @@ class Table:
         values = self.frame[column]
         if values.dtype == polars.String:
             self.check_numerals([column])
-            found = numerals.numbers_in(values)
-            values = values if found is None else found
+            parsed = numerals.numbers_in(values)
+            values = values if parsed is None else parsed
         if not (is_numeric(values.dtype) or values.dtype == polars.Null):
             others = numerals.not_numbers(values) if values.dtype == polars.String else values
             bad = values[0] if others.is_empty() else others[0]
@@ -116,7 +117,7 @@ class Table:
         return numbers
 
     def labels(self, column: str) -> np.ndarray:
-        """The values of a column, whatever they are, as labels of groups.
+        """The values of a column, of any kind, as labels of groups.
 
         Raises:
             ValueError: if there is no such column, or a value is missing.
@@ -126,14 +127,14 @@ class Table:
         return np.array(self.frame[column].to_list())
 
     def _check_none(self, column: str, bad: np.ndarray, what: str) -> None:
-        """Raise ValueError if there are bad values; say what they are, and which is the first."""
+        """Raise ValueError if there are bad values. The message says what they are, and where the first is."""
         if bad.any():
             raise ValueError(
                 f"column {column!r} of {self.file} holds {bad.sum()} {what}, the first in data row {bad.argmax() + 1}."
             )
 
     def select(self, columns: Sequence[str]) -> "polars.DataFrame":
-        """These columns.
+        """A frame of these columns.
 
         Raises:
             ValueError: if there is no such column.
@@ -150,42 +151,42 @@ class Table:
         return [name for name, dtype in self.frame.schema.items() if dtype == polars.String]
 
     def check_numerals(self, columns: Collection[str]) -> None:
-        """Raise ValueError if one of these columns of a CSV holds numbers that were not read as such."""
+        """Raise ValueError if one of these columns of a CSV holds numbers that were not read as numbers."""
         for name in self.texts:
             if name in columns and (problem := self.unread_numbers(self.frame[name])):
                 raise ValueError(f"column {name!r} of {self.file} {problem}")
 
     def unread_numbers(self, texts: "polars.Series") -> str | None:
-        """Which numbers in a column of texts were not read as such, as the end of a sentence.
+        """The numbers in a column of texts that were not read as numbers, as the end of a sentence.
 
-        In Parquet a text is one.
+        A text in Parquet is always a text.
         """
         return None if self.file.suffix.lower() == ".parquet" else numerals.explain(texts)
 
     def check_column(self, column: str) -> None:
-        """Raise ValueError unless the table has the column; suggest one."""
+        """Raise ValueError unless the table has the column. The message suggests a column."""
         if column not in self.frame.columns:
             raise ValueError(f"{self.file} has no column {column!r}: {suggest(column, self.frame.columns)}")
 
 
 def _read_text(
-    file: Path, given: Format, usual: Format, texts: Sequence[str] | None
+    file: Path, known: Format, usual: Format, texts: Sequence[str] | None
 ) -> "tuple[polars.DataFrame, Text]":
-    """The table in a CSV, and its text; tell what was recognized."""
-    text = Text.read(file, given, usual)
+    """The table in a CSV, and its text. A note on stderr says which format was recognized."""
+    text = Text.read(file, known, usual)
     table = text.frame()
     marks = _find_marks(table, text.format, usual, file)
     text = replace(text, format=replace(text.format, decimal=marks.decimal, thousands=marks.thousands))
-    if found := text.format.told(given, usual):
-        console.complain("Note", f"{file} has {found}, and was read so: --separator and --decimal say otherwise.")
-    for name in table.columns:  # one by one: the texts of a column go once its numbers are there
+    if recognized := text.format.told(known, usual):
+        console.complain("Note", f"{file} has {recognized}, and was read so: --separator and --decimal say otherwise.")
+    for name in table.columns:  # one by one, so that the texts of a column are freed before the next column
         if texts is None or name not in texts:
             table = table.with_columns(numerals.typed(table[name], marks, keep_padded=texts is None))
     return table, text
 
 
 def _find_marks(table: "polars.DataFrame", form: Format, usual: Format, file: Path) -> Marks:
-    """How numbers are written in a table of texts, as far as it is given or recognized, else as is usual."""
+    """The format of the numbers in a table of texts: as the options say, else as recognized, else as usual."""
     thousands = form.thousands or (None if usual.thousands == form.decimal else usual.thousands)
     if form.decimal:
         return Marks(form.decimal, thousands)
@@ -199,7 +200,7 @@ def _find_marks(table: "polars.DataFrame", form: Format, usual: Format, file: Pa
 
 
 def _warn_of_points(table: "polars.DataFrame", file: Path) -> None:
-    """Warn that the points in the numbers of a table, which were read as decimal points, may separate thousands."""
+    """Warn that points, which were read as decimal points, may be thousands separators."""
     column = next(values for values in table.iter_columns() if Marks().fit(values) and not Marks(",").fit(values))
     example = column.filter(column.str.contains(".", literal=True))[0]
     console.complain(
@@ -210,16 +211,16 @@ def _warn_of_points(table: "polars.DataFrame", file: Path) -> None:
 
 
 def check_output(out: Path, option: str, inputs: Iterable[Path | None], table: Table | None = None) -> None:
-    """Refuse, before anything is fitted, a file that could not be written in the end.
+    """Check, before anything is fitted, that a file can be written at the end.
 
     Args:
         out: the file.
-        option: that names it.
-        inputs: the files that are read, none of which it may be.
-        table: whose columns it is to hold, if any.
+        option: the option that names it.
+        inputs: the files that are read. The file may be none of them.
+        table: the table whose columns the file will hold, if any.
 
     Raises:
-        ValueError: if it could not.
+        ValueError: if it could not be written.
     """
     folder = out.absolute().parent
     if out.is_dir() or not folder.is_dir():
@@ -244,13 +245,13 @@ def is_numeric(dtype: "polars.DataType") -> bool:
 
 
 def check_suffix(file: Path) -> None:
-    """Raise ValueError unless the name of the file tells its format."""
+    """Raise ValueError unless the suffix of the file names a known format."""
     if file.suffix.lower() not in _SUFFIXES:
         raise ValueError(f"{file} must end in .csv, .tsv or .parquet.")
 
 
 def suggest(name: str, names: Sequence[str]) -> str:
-    """The nearest names, or all of them, as the end of a message."""
+    """The most similar names, or all names, as the end of a message."""
     by_lower_case = {known.lower(): known for known in names}
     nearest = difflib.get_close_matches(name.lower(), by_lower_case)
     if nearest:

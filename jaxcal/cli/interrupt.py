@@ -1,8 +1,8 @@
-"""Ctrl-C: a command ends at once, with exit code 130, and leaves no half file.
+"""Ctrl-C: a command ends at once, with exit code 130, and leaves no incomplete file.
 
-Python would raise KeyboardInterrupt in its main thread, between two of its instructions. What compiles or computes for
-long keeps that waiting, some callbacks swallow it, and while a process unwinds its other threads still compute. So a
-thread of its own is told of the press, and ends the process.
+Python would raise KeyboardInterrupt in its main thread, between two of its instructions. A long compilation or
+computation delays that, and some callbacks ignore it. While a process unwinds, its other threads still compute. So a
+separate thread receives the signal and ends the process.
 """
 
 import contextlib
@@ -14,36 +14,39 @@ import threading
 
 from jaxcal import _files
 
-# Exit code of a process that Ctrl-C ended, as shells have it.
+# The exit code that shells give to a process that Ctrl-C ended.
 _CODE = 130
-# Seconds for the last line.
+# The largest number of seconds to print the last line.
 _PATIENCE = 0.5
 # A bar on a terminal hides the cursor.
 _SHOW_CURSOR = "\x1b[?25h"
 
 
 def watch() -> None:
-    """From now on end this process at Ctrl-C, unless it was begun to ignore it; for the main thread of a command."""
+    """End this process at Ctrl-C from now on, unless it was started to ignore Ctrl-C.
+
+    Call it in the main thread of a command.
+    """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         return
     told, tell = socket.socketpair()
     tell.setblocking(False)
     signal.set_wakeup_fd(tell.fileno(), warn_on_full_buffer=False)
-    signal.signal(signal.SIGINT, lambda *_: None)  # the thread has been told
+    signal.signal(signal.SIGINT, lambda *_: None)  # the thread receives the signal by the socket
     threading.Thread(target=_end_when_told, args=(told, tell), daemon=True).start()
 
 
 def _end_when_told(told: socket.socket, tell: socket.socket) -> None:
-    """Wait for a press; both ends are held, so that they stay open."""
+    """Wait for Ctrl-C, and end the process. The arguments keep both ends of the socket open."""
     while tell and signal.SIGINT not in told.recv(64):
         pass
     _end()
 
 
 def _end() -> None:
-    """End the process, without waiting for what computes; what was being written is removed."""
+    """Remove incomplete files and end the process, without waiting for computations."""
     _files.remove_unfinished()
-    # By another thread: a pipe that nobody reads must not keep this one.
+    # Another thread writes the last line: a pipe without a reader must not block this thread.
     saying = threading.Thread(target=_say_goodbye, daemon=True)
     saying.start()
     saying.join(_PATIENCE)
@@ -51,7 +54,7 @@ def _end() -> None:
 
 
 def _say_goodbye() -> None:
-    with contextlib.suppress(OSError, ValueError, AttributeError):  # of a stream that is closed, or None
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # the stream may be closed, or None
         sys.stdout.flush()
     with contextlib.suppress(OSError, ValueError, AttributeError):
         sys.stderr.write(f"{_SHOW_CURSOR if sys.stderr.isatty() else ''}\nInterrupted.\n")

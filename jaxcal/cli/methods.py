@@ -1,4 +1,4 @@
-"""The methods by the names that they have on the command line."""
+"""The methods by their names on the command line."""
 
 import ast
 import importlib
@@ -11,12 +11,12 @@ from typing import Any
 import jaxcal as jc
 from jaxcal.cli import files
 
-# What these make of predictions depends on no input; of the other calibrators it does.
+# These calibrators do not use inputs. All others do.
 _WITHOUT_INPUTS = ("crude", "gaussian-mle", "isotonic", "neural-quantiles", "split-conformal")
 
 
 def first_lines(package: str) -> dict[str, str]:
-    """The public modules of a package of ours by name, with the first line of each docstring."""
+    """The first line of the docstring of each public module of a package of jaxcal, by name."""
     docstrings = {
         name: ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
         for name, file in _files_of(package).items()
@@ -25,11 +25,11 @@ def first_lines(package: str) -> dict[str, str]:
 
 
 def _files_of(package: str) -> dict[str, Path]:
-    """The files of the public modules of a package of ours, by name."""
+    """The files of the public modules of a package of jaxcal, by name."""
     folder = Path(__file__).parents[1] / package
-    found = {file.stem: file for file in folder.glob("[!_]*.py")}
-    found |= {file.parent.name: file for file in folder.glob("[!_]*/__init__.py")}
-    return dict(sorted(found.items()))
+    files_by_name = {file.stem: file for file in folder.glob("[!_]*.py")}
+    files_by_name |= {file.parent.name: file for file in folder.glob("[!_]*/__init__.py")}
+    return dict(sorted(files_by_name.items()))
 
 
 def called(module: str) -> str:
@@ -43,12 +43,12 @@ def _calibrators() -> dict[str, str]:
 
 
 def uses_inputs(names: list[str]) -> bool:
-    """Whether what one of the methods predicts depends on inputs."""
+    """Whether the predictions of one of the methods depend on inputs."""
     return any(name not in _WITHOUT_INPUTS for name in names)
 
 
 def find(method: str) -> list[str]:
-    """The names of a method, or of a chain of several with commas between them.
+    """The names in a text: one method, or a chain of several methods with commas between them.
 
     Raises:
         ValueError: if there is no method of a name.
@@ -62,7 +62,7 @@ def find(method: str) -> list[str]:
 
 
 def check_options(names: list[str], options: list[str]) -> None:
-    """Raise ValueError if the method, of a chain the last one, does not take what rows count by: "by" or "weights"."""
+    """Raise ValueError if the method, or the last method of a chain, does not take an option, "by" or "weights"."""
     for option in options:
         if option == "weights" and len(names) > 1:
             raise ValueError("--weights goes with one method, and not with a chain of several.")
@@ -72,17 +72,17 @@ def check_options(names: list[str], options: list[str]) -> None:
 
 
 def fit_of(names: list[str], options: dict[str, Any], training: dict[str, Any], *, has_inputs: bool, seed: int) -> Any:
-    """The fit function of the method, or of a chain of several, with what it needs beside the data.
+    """The fit function of the method, or of a chain of several methods, with all its arguments but the data.
 
     Args:
-        names: of the methods.
-        options: what all of them get that take it.
+        names: the names of the methods.
+        options: arguments for all methods that take them.
         training: `x_train` and `y_train`, the rows that the model was trained on, or nothing.
         has_inputs: whether there are columns of inputs.
-        seed: of its random key.
+        seed: the seed of the random key.
 
     Raises:
-        ValueError: if a method needs inputs or training rows that are not there, or none of them uses these.
+        ValueError: if a method needs inputs or training rows that do not exist, or no method uses the training rows.
     """
     import jax
 

@@ -1,4 +1,4 @@
-"""`jaxcal monitor`: whether the intervals of a file still cover while it grows."""
+"""`jaxcal monitor`: a test whether the intervals of a file still cover while the file grows."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -32,10 +32,10 @@ def monitor(
 ) -> None:
     """Measure how often intervals cover while FILE grows, and test whether their guarantee is still true.
 
-    The first rows calibrate two intervals of the rows after them: the fixed one of split conformal prediction, and one
-    that adapts after every row (adaptive conformal inference). A conformal test martingale tests whether the errors
-    change. The command may be repeated whenever rows were added: as long as targets become known in the order of the
-    rows, that makes no false alarm more likely.
+    The first rows calibrate two intervals of the later rows. Split conformal prediction gives a fixed interval.
+    Adaptive conformal inference gives an interval that adapts after every row. A conformal test martingale tests
+    whether the errors change. The command may be repeated whenever rows were added. That makes no false alarm more
+    likely if targets become known in the order of the rows.
     """
     import jax
 
@@ -62,14 +62,14 @@ def monitor(
     state = jc.online.adaptive.init(base, y[first], confidence_level=confidence_level)
     state, intervals["adaptive"] = jc.online.run(state, new_base, y[new])
     key = jax.random.key(seed)
-    found = jc.online.check_errors(base, y[first], new_base, y[new], key=key, significance=significance)
+    check = jc.online.check_errors(base, y[first], new_base, y[new], key=key, significance=significance)
     console.say(str(fixed.guarantee(confidence_level)))
-    _print_coverage(y[new], intervals, found, confidence_level)
-    console.say(f"{found}\n\n{_next_interval(float(state.threshold()), confidence_level, std, len(y) - len(known))}")
+    _print_coverage(y[new], intervals, check, confidence_level)
+    console.say(f"{check}\n\n{_next_interval(float(state.threshold()), confidence_level, std, len(y) - len(known))}")
 
 
-def _print_coverage(y: np.ndarray, intervals: dict[str, tuple], found: "ErrorCheck", confidence_level: float) -> None:
-    """A table of coverages, part after part of the rows, beside the largest value of the martingale so far."""
+def _print_coverage(y: np.ndarray, intervals: dict[str, tuple], check: "ErrorCheck", confidence_level: float) -> None:
+    """Print a table of the coverage in each part of the rows, and of the largest value of the martingale so far."""
     from jaxcal.online.exchangeability import exponential
 
     low, high = (f"{100 * end:.1f} %" for end in jc.guarantee.calibrated_band(confidence_level, len(y)))
@@ -78,7 +78,7 @@ def _print_coverage(y: np.ndarray, intervals: dict[str, tuple], found: "ErrorChe
         f"between {low} and {high} of {len(y)} rows (in 19 of 20 cases)."
     )
     covered = {name: (np.asarray(lower) <= y) & (y <= np.asarray(upper)) for name, (lower, upper) in intervals.items()}
-    largest = np.maximum.accumulate(np.maximum(found.log_martingale, 0))
+    largest = np.maximum.accumulate(np.maximum(check.log_martingale, 0))
     whole = np.arange(len(y))
     rows = []
     for part in (*np.array_split(whole, min(10, len(y))), whole):
@@ -89,7 +89,7 @@ def _print_coverage(y: np.ndarray, intervals: dict[str, tuple], found: "ErrorChe
 
 
 def _next_interval(threshold: float, confidence_level: float, std: str | None, waiting: int) -> str:
-    """The adaptive interval of the rows to come, in plain words."""
+    """The adaptive interval of the next rows, in plain words."""
     level = f"{100 * confidence_level:g} %"
     rows = f"{waiting} rows whose target is not known yet" if waiting else "next row"
     if not np.isfinite(threshold) or threshold < 0:

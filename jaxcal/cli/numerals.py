@@ -1,7 +1,7 @@
-"""How the numbers in a column of texts are written, and their values.
+"""The format of the numbers in a column of texts, and their values.
 
-A column may leave that open: "1,234" is 1.234 with a decimal comma, and 1234 with a comma between thousands. It is not
-guessed.
+A column can be ambiguous: "1,234" is 1.234 with a decimal comma, and 1234 with a comma between thousands. The format is
+not guessed.
 """
 
 from collections.abc import Iterable
@@ -10,26 +10,26 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:  # slow to import
     import polars
 
-# As they are given by --thousands, and as a regular expression: there are three spaces and two apostrophes in use.
+# The values of --thousands, with their regular expressions: three spaces and two apostrophes are in use.
 THOUSANDS = {",": ",", ".": r"\.", " ": "[ \u00a0\u202f]", "'": "['\u2019]"}
 DECIMALS = {".": "point", ",": "comma"}
-# Whole numbers that are names: 00501 and 01e301.
+# Whole numbers with leading zeros are names: 00501 and 01e301.
 _PADDED = r"^\s*0[0-9]+([eE][0-9]+)?\s*$"
 # The marks in a number.
 _MARKED = "[.,'\u2019]|[0-9][ \u00a0\u202f][0-9]"
-# So many first values tell that a column holds something else.
+# The first values are tested before all values: they are enough if a column holds something else.
 _FIRST_VALUES = 1000
 
 
 class Marks(NamedTuple):
-    """The decimal mark of numbers, and what separates their thousands, if anything does."""
+    """The decimal mark of numbers, and their thousands separator, if there is one."""
 
     decimal: str = "."
     thousands: str | None = None
 
     @property
     def pattern(self) -> str:
-        """A regular expression for the numbers that are written so, with groups of three or, as in India, of two."""
+        """A regular expression for numbers of this format, with groups of three digits or, as in India, of two."""
         whole = "[0-9]+"
         if self.thousands is not None:
             mark = THOUSANDS[self.thousands]
@@ -40,12 +40,12 @@ class Marks(NamedTuple):
         return rf"^\s*[-+]?(?:{whole}(?:{point}[0-9]*)?|{point}[0-9]+)(?:[eE][-+]?[0-9]+)?\s*$"
 
     def fit(self, texts: "polars.Series") -> bool:
-        """Whether all texts of a column are numbers that are written so."""
+        """Whether all texts of a column are numbers of this format."""
         there = texts.drop_nulls()
         return all(part.str.contains(self.pattern).all() for part in (there.head(_FIRST_VALUES), there))
 
     def plain(self, texts: "polars.Series") -> "polars.Series":
-        """The texts without marks of thousands, and with decimal points; null where one is no number written so."""
+        """The texts without thousands separators, and with decimal points; null for a text of another format."""
         if self != Marks():
             texts = texts.set(~texts.str.contains(self.pattern), None)
         if self.thousands is not None:
@@ -56,22 +56,22 @@ class Marks(NamedTuple):
 
     @property
     def options(self) -> str:
-        """The options of a command that say so."""
+        """The options of a command for this format."""
         decimal = "" if self.thousands and self.decimal == "." else f"--decimal {self.decimal!r}"
         return f"{decimal} --thousands {self.thousands!r}".strip() if self.thousands else decimal
 
 
 _ALL = [Marks(decimal, thousands) for thousands in (None, *THOUSANDS) for decimal in DECIMALS if decimal != thousands]
-# A number in any of these ways.
+# A number in any of these formats.
 _ANY = "|".join(marks.pattern for marks in _ALL)
 
 
 def typed(texts: "polars.Series", marks: Marks, *, keep_padded: bool = True) -> "polars.Series":
-    """A column of texts as numbers or truth values, if all of it is such; else as it is.
+    """A column of texts as numbers or truth values, if all texts are such values; else unchanged.
 
     Args:
-        texts: of the column.
-        marks: how numbers are written.
+        texts: the texts of the column.
+        marks: the format of numbers.
         keep_padded: whether whole numbers with leading zeros stay texts.
     """
     import polars
@@ -92,13 +92,13 @@ def typed(texts: "polars.Series", marks: Marks, *, keep_padded: bool = True) -> 
 
 
 def _cast(texts: "polars.Series", dtype: Any) -> "polars.Series | None":
-    """The numbers in texts; None if one of these is none."""
+    """The numbers in texts; None if a text is no number."""
     numbers = texts.cast(dtype, strict=False)
     return numbers if numbers.null_count() == texts.null_count() else None
 
 
 def _holds_names(texts: "polars.Series", numbers: "polars.Series") -> bool:
-    """Whether numbers are names: with leading zeros, or infinite as 58e358 is."""
+    """Whether numbers are names: with leading zeros, or too large for a float, such as 58e358."""
     is_too_large = numbers.is_infinite().any() and not texts.str.contains("(?i)inf").any()
     return is_too_large or has_leading_zeros(texts)
 
@@ -109,7 +109,7 @@ def has_leading_zeros(texts: "polars.Series") -> bool:
 
 
 def numbers_in(texts: "polars.Series") -> "polars.Series | None":
-    """The numbers in a column of texts that is none only because of leading zeros; None of another."""
+    """The numbers in a column that was read as texts only because of leading zeros; None for other columns."""
     import polars
 
     has_no_mark = not texts.str.contains(_MARKED).any()
@@ -117,7 +117,7 @@ def numbers_in(texts: "polars.Series") -> "polars.Series | None":
 
 
 def recognize(columns: Iterable["polars.Series"]) -> set[Marks]:
-    """How the numbers of a table may be written, by all columns of texts that hold numbers only."""
+    """The possible formats of the numbers of a table, by all columns of texts that hold only numbers."""
     possible = set(_ALL)
     for texts in columns:
         fitting = _fitting(texts) if texts.null_count() < len(texts) else []
@@ -126,13 +126,13 @@ def recognize(columns: Iterable["polars.Series"]) -> set[Marks]:
 
 
 def _fitting(texts: "polars.Series") -> list[Marks]:
-    """How the numbers in a column of texts may be written."""
+    """The possible formats of the numbers in a column of texts."""
     alone = [decimal for decimal in DECIMALS if Marks(decimal).fit(texts)]
     return [marks for marks in _ALL if marks.decimal in alone or (marks.thousands and marks.fit(texts))]
 
 
 def not_numbers(texts: "polars.Series") -> "polars.Series":
-    """The texts that are no numbers, however these are written."""
+    """The texts that are numbers in none of the formats."""
     import polars
 
     there = texts.drop_nulls()
@@ -141,9 +141,9 @@ def not_numbers(texts: "polars.Series") -> "polars.Series":
 
 
 def explain(texts: "polars.Series") -> str | None:
-    """Why a column of texts that holds numbers only was not read as such, as the end of a sentence.
+    """The reason why a column of only numbers was read as texts, as the end of a sentence.
 
-    It is None of a column that holds something else, or names without any mark, such as 00501.
+    It is None if the column holds other texts, or names without any mark, such as 00501.
     """
     there = texts.drop_nulls()
     marked = there.filter(there.str.contains(_MARKED))
@@ -161,7 +161,11 @@ def explain(texts: "polars.Series") -> str | None:
 
 
 def _simplest(ways: list[Marks]) -> list[Marks]:
-    """Those that do without a thousands separator, or have one, but no decimal mark that is not needed."""
+    """The formats without needless marks.
+
+    A thousands separator is needless if the same format without it is possible. A decimal comma beside a thousands
+    separator is needless if a decimal point is possible.
+    """
     needless = lambda marks: (
         marks.thousands is not None
         and (Marks(marks.decimal) in ways or (marks.decimal == "," and Marks(".", marks.thousands) in ways))

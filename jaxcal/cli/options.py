@@ -1,4 +1,4 @@
-"""The options that several commands share: how the CSVs that they read are written, and what they write."""
+"""The options that several commands share: the format of the CSVs that they read, and the file that they write."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,7 +10,7 @@ from jaxcal.cli.text import Format
 
 
 def told(about: str, default: str) -> Any:
-    """An option whose default is told in words."""
+    """An option whose default is described in words."""
     return typer.Option(help=about, show_default=default)
 
 
@@ -20,7 +20,7 @@ Separator = Annotated[str | None, told("What separates the fields of a CSV, such
 Decimal = Annotated[str | None, told("The decimal mark of a CSV, '.' or ','.", _RECOGNIZED)]
 Thousands = Annotated[str | None, told("What separates thousands in a CSV, such as ',' in 1,234.50.", "nothing")]
 Encoding = Annotated[str | None, told("The encoding of a CSV, by its name in Python.", "utf-8")]
-# Other characters that are taken for these.
+# Other ways to write these characters.
 _ALIKE = {"tab": "\t", "\\t": "\t", "\u00a0": " ", "\u202f": " ", "\u2019": "'"}
 
 
@@ -28,7 +28,7 @@ def csv_format(separator: str | None, decimal: str | None, thousands: str | None
     """The format that the options name.
 
     Raises:
-        ValueError: if one of them cannot be.
+        ValueError: if an option has an impossible value.
     """
     separator, thousands = (value and _ALIKE.get(value, value) for value in (separator, thousands))
     if separator is not None and (len(separator) != 1 or not separator.isascii() or separator.isalnum()):

@@ -1,4 +1,4 @@
-"""The report of `jaxcal calibrate`: one page with scores, guarantees and pictures, which needs no other file."""
+"""The report of `jaxcal calibrate`: one page with scores, guarantees and pictures. It needs no other file."""
 
 import base64
 import datetime
@@ -24,16 +24,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Measured:
-    """What a fit was, and how it does on rows that it was not fitted to.
+    """A fit, and its predictions of rows that it was not fitted to.
 
     Attributes:
-        roles: which column of the table is what: its target was predicted from its features.
+        roles: the roles of the table's columns. The target was predicted from the features.
         table: the rows of FILE.
-        method: what was fitted to so many rows, with this seed.
-        y: the targets of the rows to measure on [m]; None without any.
-        forecasts: their predictions before and after; empty without any.
-        guarantees: of the 90 % interval, in words.
-        labels: of groups, of the rows to measure on [m].
+        method: the name of the fitted method.
+        num_fitting: the number of rows that it was fitted to.
+        seed: the seed of the fit.
+        y: the targets of the rows to measure on [m]; None if there are no such rows.
+        forecasts: the predictions of these rows before and after; empty if there are no such rows.
+        guarantees: the guarantees of the 90 % interval, in words.
+        labels: the labels of groups of the rows to measure on [m].
         steps: the table of a pipeline.
     """
 
@@ -50,12 +52,12 @@ class Measured:
 
     @cached_property
     def scores(self) -> list[tuple[str, ...]]:
-        """Of the forecasts, a row for each score."""
+        """The scores of the forecasts, a row for each score."""
         return console.rows_of_scores(np.asarray(self.y), self.forecasts)
 
     @property
     def rows(self) -> str:
-        """Which rows they are of."""
+        """A description of the rows to measure on."""
         return f"{len(np.asarray(self.y))} rows not used for fitting"
 
 
@@ -63,9 +65,9 @@ def write(path: Path, measured: Measured, forecast: "Distribution") -> None:
     """Write the page, in one step.
 
     Args:
-        path: of the page.
-        measured: what it tells.
-        forecast: of all rows of the file.
+        path: the path of the page.
+        measured: the content of the page.
+        forecast: the distributions of all rows of the file.
 
     Raises:
         ValueError: if it cannot be written.
@@ -78,7 +80,7 @@ def write(path: Path, measured: Measured, forecast: "Distribution") -> None:
 
 
 def _introduction(measured: Measured) -> Iterator[str]:
-    """What was done, and what holds."""
+    """A paragraph about the fit, then the guarantees or the measured coverage."""
     table, features = measured.table, measured.roles.features
     told = f" Features: {', '.join(features)}." if features else ""
     yield _paragraph(
@@ -95,7 +97,7 @@ def _introduction(measured: Measured) -> Iterator[str]:
 
 
 def _scores(measured: Measured) -> Iterator[str]:
-    """The scores before and after, with what calibrated forecasts have."""
+    """The scores before and after, beside the scores of calibrated forecasts."""
     if measured.y is None or not measured.forecasts:
         return
     yield "<h2>Scores</h2>"
@@ -112,7 +114,7 @@ def _scores(measured: Measured) -> Iterator[str]:
 
 
 def _pictures(measured: Measured, forecast: "Distribution") -> Iterator[str]:
-    """Pictures of the rows to measure on; without such of the widths alone."""
+    """Pictures of the rows to measure on. If there are no such rows, only the widths are shown."""
     yield "<h2>Pictures</h2><div class='pictures'>"
     if measured.y is None or not measured.forecasts:
         yield _picture(lambda ax: jc.plots.widths(forecast, ax=ax), "How wide the 90 % intervals of all rows are.")
@@ -150,7 +152,7 @@ def _pictures_of(y: np.ndarray, measured: Measured) -> Iterator[str]:
 
 
 def _picture(draw: Callable, caption: str) -> str:
-    """A picture with its caption, as text."""
+    """A picture with its caption, as HTML."""
     import matplotlib
     import matplotlib.pyplot as plt
 

@@ -1,7 +1,7 @@
-"""A CSV as the text that it is: its encoding, what separates its fields, and where each record ends.
+"""The text of a CSV: its encoding, the separator of its fields, and the end of each record.
 
-New fields are put at the end of each record, and no other byte is touched. The standard library's csv finds the records
-and counts their fields; polars reads the values.
+New fields are put at the end of each record, and no other byte is changed. The standard library's csv finds the records
+and counts their fields, and polars reads the values.
 """
 
 import codecs
@@ -18,27 +18,27 @@ import numpy as np
 if TYPE_CHECKING:  # slow to import
     import polars
 
-# What people write where a value is missing.
+# The usual texts for a missing value.
 _MISSING = ("", "NA", "N/A", "n/a", "na", "NaN", "nan", "NAN", "NULL", "Null", "null", "None", "none", "?", "-")
 # Separators of fields, and the words for them in messages.
 SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
-# The first records tell what separates fields.
+# The separator is recognized from this number of first records.
 _FIRST_RECORDS = 100
-# The first bytes of a file that name its encoding.
+# Byte order marks: the first bytes of a file can name its encoding.
 _BYTE_ORDER_MARKS = {codecs.BOM_UTF8: "utf-8", codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
-# Records that are written at once.
+# The number of records that are written at once.
 _CHUNK = 10_000
 
 
 @dataclass(frozen=True)
 class Format:
-    """How a CSV is written; None is what the file itself tells.
+    """The format of a CSV. A value of None is recognized from the file.
 
     Attributes:
-        separator: between fields.
+        separator: the character between fields.
         decimal: the decimal mark, a point or a comma.
-        thousands: what separates thousands, if anything does.
-        encoding: by the name of Python's codec.
+        thousands: the thousands separator, if there is one.
+        encoding: the name of Python's codec.
     """
 
     separator: str | None = None
@@ -47,16 +47,16 @@ class Format:
     encoding: str | None = None
 
     def told(self, given: "Format", usual: "Format") -> str:
-        """What was recognized and is not what is usual, in words."""
-        found = []
+        """The recognized properties that differ from the usual ones, in words."""
+        phrases = []
         if given.separator is None and self.separator != (usual.separator or ","):
-            found.append(f"fields separated by {SEPARATORS[str(self.separator)]}")
+            phrases.append(f"fields separated by {SEPARATORS[str(self.separator)]}")
         if given.decimal is None and self.decimal != (usual.decimal or "."):
-            found.append(f"decimal {'commas' if self.decimal == ',' else 'points'}")
-        return " and ".join(found)
+            phrases.append(f"decimal {'commas' if self.decimal == ',' else 'points'}")
+        return " and ".join(phrases)
 
 
-# The file itself tells everything.
+# Everything is recognized from the file.
 UNKNOWN = Format()
 
 
@@ -66,10 +66,10 @@ class Text:
 
     Attributes:
         utf8: the whole file, in UTF-8.
-        ends: where its header and its records end, before their line ends.
-        names: of the columns.
+        ends: the positions where its header and its records end, before their line ends.
+        names: the names of the columns.
         has_blank_lines: whether there are lines without a field.
-        format: its separator and its encoding, and how its numbers are written.
+        format: its separator, its encoding, and the format of its numbers.
     """
 
     utf8: bytes
@@ -84,8 +84,8 @@ class Text:
 
         Args:
             file: a CSV.
-            given: what is known of its format.
-            usual: what is assumed where the file does not tell.
+            given: the known properties of its format.
+            usual: the properties that are assumed where the file leaves them open.
 
         Raises:
             ValueError: if it has another encoding, its separator is not clear, or a record has too many or too few
@@ -97,11 +97,11 @@ class Text:
         return cls(utf8, *_find_records(utf8, separator, file), form)
 
     def __len__(self) -> int:
-        """How many records there are below the header."""
+        """The number of records below the header."""
         return len(self.ends) - 1
 
     def frame(self) -> "polars.DataFrame":
-        """The values of all columns as texts; the usual words for a missing value are missing values."""
+        """The values of all columns as texts. The usual texts for a missing value become missing values."""
         import polars
 
         separator, missing = str(self.format.separator), list(_MISSING)
@@ -111,19 +111,19 @@ class Text:
         except polars.exceptions.PolarsError:
             frame = None
         if frame is None or len(frame) != len(self):
-            frame = read(self._rewritten())  # polars takes a blank line for a row, and splits at quotes inside a field
+            frame = read(self._rewritten())  # polars reads a blank line as a row, and splits at quotes inside a field
         frame.columns = self.names
         return frame
 
     def _rewritten(self) -> bytes:
-        """The same records without blank lines, with every quote where the standard wants it."""
+        """The same records without blank lines, with quotes by the standard."""
         separator, rewritten = str(self.format.separator), io.StringIO()
         records = filter(None, _records(_Lines(self.utf8), separator))
         csv.writer(rewritten, delimiter=separator, lineterminator="\n").writerows(records)
         return rewritten.getvalue().encode()
 
     def check_names(self, names: Sequence[str], file: Path) -> None:
-        """Raise ValueError if the encoding of a file has no letter for one of these names."""
+        """Raise ValueError if the encoding of a file lacks a letter of one of these names."""
         for name in names:
             try:
                 name.encode(str(self.format.encoding))
@@ -160,10 +160,10 @@ class Text:
 
 
 class _Lines:
-    """The lines of a text; `end` is where the last one ended, without its line end."""
+    """The lines of a text. `end` is the position where the last line ended, before its line end."""
 
     def __init__(self, utf8: bytes) -> None:
-        # An old file of a Macintosh ends its lines by carriage returns alone.
+        # In an old file of a Macintosh, lines end with a carriage return alone.
         self._utf8 = utf8 if b"\n" in utf8 else utf8.replace(b"\r", b"\n")
         self.end = 0
 
@@ -176,16 +176,16 @@ class _Lines:
 
 
 def _records(lines: _Lines, separator: str) -> Any:
-    """A reader of records, whose `line_num` is the number of lines that were read."""
-    csv.field_size_limit(2**31 - 1)  # as long as polars allows
+    """A reader of records. Its `line_num` is the number of lines that were read."""
+    csv.field_size_limit(2**31 - 1)  # the limit of polars
     return csv.reader(lines, delimiter=separator, strict=True)
 
 
 def _find_records(utf8: bytes, separator: str, file: Path) -> tuple[np.ndarray, list[str], bool]:
-    """Where the records of a text end, the names of its columns, and whether there are blank lines.
+    """The ends of the records of a text, the names of its columns, and whether there are blank lines.
 
     Raises:
-        ValueError: if there is no record, one has too many or too few fields, or two columns have one name.
+        ValueError: if there is no record, a record has too many or too few fields, or two columns have the same name.
     """
     lines = _Lines(utf8)
     reader = _records(lines, separator)
@@ -211,55 +211,55 @@ def _find_records(utf8: bytes, separator: str, file: Path) -> tuple[np.ndarray, 
     return np.array(ends), names, has_blank_lines
 
 
-def _of_ragged_line(file: Path, start: int, stop: int, found: int, expected: int) -> str:
-    """What is wrong with the number of fields of a record."""
+def _of_ragged_line(file: Path, start: int, stop: int, number: int, expected: int) -> str:
+    """The message about a wrong number of fields of a record."""
     lines = f"line {start} has" if start == stop else f"lines {start} to {stop}, one record by their quotes, have"
-    return f"cannot read {file}: {lines} {found} fields, and the header {expected}."
+    return f"cannot read {file}: {lines} {number} fields, and the header {expected}."
 
 
 def _find_separator(utf8: bytes, file: Path, usual: str | None) -> str:
-    """What separates the fields: what gives most of the first records as many fields as the header.
+    """The separator of the fields: with it most of the first records have as many fields as the header.
 
     Raises:
-        ValueError: if several characters do.
+        ValueError: if several characters are equally good, and none is usual.
     """
     agreeing = {separator: _num_agreeing(utf8, separator) for separator in {usual or ",", *SEPARATORS}}
     most = max(agreeing.values())
-    found = [separator for separator, number in agreeing.items() if number == most]
-    if most == 0 or usual in found:
+    best = [separator for separator, number in agreeing.items() if number == most]
+    if most == 0 or usual in best:
         return usual or ","
-    if len(found) > 1:
-        named = " or ".join(words for separator, words in SEPARATORS.items() if separator in found)
+    if len(best) > 1:
+        named = " or ".join(words for separator, words in SEPARATORS.items() if separator in best)
         raise ValueError(f"the fields of {file} may be separated by {named}: say which, --separator.")
-    return found[0]
+    return best[0]
 
 
 def _num_agreeing(utf8: bytes, separator: str) -> int:
-    """How many of the first records have as many fields as the header; 0 if that has one."""
+    """How many of the first records have as many fields as the header; 0 if the header has one field."""
     widths = []
     try:
         for fields in islice(_records(_Lines(utf8), separator), _FIRST_RECORDS):
             widths.append(len(fields))
     except csv.Error:
-        pass  # of another separator, or reported where the records are read
+        pass  # the separator is another one, or the error is reported when the records are read
     widths = [width for width in widths if width > 0]
     return widths.count(widths[0]) if widths and widths[0] > 1 else 0
 
 
-def _decoded(raw: bytes, file: Path, given: str | None, usual: str | None) -> tuple[bytes, str]:
-    """A text in UTF-8, and the encoding that it has.
+def _decoded(raw: bytes, file: Path, known: str | None, usual: str | None) -> tuple[bytes, str]:
+    """A text in UTF-8, and the encoding of the file.
 
     Raises:
-        ValueError: if it has not the encoding that is given; if it is not UTF-8, and none is given.
+        ValueError: if the file does not have the named encoding, or is not UTF-8 and no encoding is named.
     """
     marked = next((name for mark, name in _BYTE_ORDER_MARKS.items() if raw.startswith(mark)), None)
-    encoding = _codec(given, marked) if given else marked or "utf-8"
+    encoding = _codec(known, marked) if known else marked or "utf-8"
     try:
         if encoding == "utf-8":
             return _checked_utf8(raw), encoding
         text = raw.decode(encoding)
     except UnicodeDecodeError as error:
-        if usual not in (None, encoding) and not given:
+        if usual not in (None, encoding) and not known:
             return _decoded(raw, file, usual, None)
         raise ValueError(_of_other_encoding(file, raw, encoding, error)) from error
     if text.encode(encoding) != raw:
@@ -268,22 +268,22 @@ def _decoded(raw: bytes, file: Path, given: str | None, usual: str | None) -> tu
 
 
 def _codec(name: str, marked: str | None) -> str:
-    """The name of a codec, with the order of its bytes, and without a mark of it: the text keeps its mark."""
+    """The name of a codec with a byte order, which does not add or remove a byte order mark: the text keeps its own."""
     try:
         "".encode(name)
     except LookupError as error:
         raise ValueError(f"--encoding must be an encoding of Python, such as utf-8 or cp1252; got {name!r}.") from error
-    found = codecs.lookup(name).name
-    if found == "utf-16":
+    codec = codecs.lookup(name).name
+    if codec == "utf-16":
         return "utf-16-be" if marked == "utf-16-be" else "utf-16-le"
-    return "utf-8" if found == "utf-8-sig" else found
+    return "utf-8" if codec == "utf-8-sig" else codec
 
 
 def _checked_utf8(raw: bytes) -> bytes:
-    """The bytes, if they are UTF-8; text with bytes of 0 is not, but UTF-16 or no text.
+    """The bytes, if they are UTF-8. Bytes of 0 do not count as UTF-8: such a file is UTF-16 or no text.
 
     Raises:
-        UnicodeDecodeError: if they are not.
+        UnicodeDecodeError: if they are not UTF-8.
     """
     if not raw.isascii():
         raw.decode()
@@ -293,7 +293,7 @@ def _checked_utf8(raw: bytes) -> bytes:
 
 
 def _of_other_encoding(file: Path, raw: bytes, encoding: str, error: UnicodeDecodeError) -> str:
-    """Where a file has not the encoding that was assumed, and what to do."""
+    """The message about a file with another encoding than the assumed one: where it differs, and what to do."""
     line = raw.count(b"\n", 0, error.start) + 1
     return (
         f"{file} is not {encoding.upper()}: its byte {error.start}, in line {line}, is 0x{raw[error.start]:02x}. Name "

@@ -1,4 +1,4 @@
-"""Named public regression data sets, raw and in their original row order, the splits of them, and simulated ones."""
+"""Named public regression data sets, raw and in their original row order, their splits, and simulated data sets."""
 
 from jaxcal.datasets.loader import Dataset as Dataset
 from jaxcal.datasets.loader import Location as Location

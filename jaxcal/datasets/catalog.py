@@ -6,10 +6,11 @@ from dataclasses import dataclass, field, replace
 
 @dataclass(frozen=True)
 class Original:
-    """A published text file of numbers, and how it is read.
+    """A published text file of numbers, and the way to read it.
 
     Attributes:
-        delimiter: between the columns, below a line with their names; None for white space, and no such line.
+        delimiter: the mark between columns, in a file whose first line has their names. None for white space, in a file
+            without such a line.
     """
 
     url: str
@@ -27,7 +28,7 @@ class Original:
 
 @dataclass(frozen=True)
 class Entry:
-    """A data set of the catalog; where it has several targets, each has a name of its own."""
+    """A data set of the catalog. If it has several targets, each target has its own name."""
 
     source: str
     license: str | None = "CC BY 4.0"

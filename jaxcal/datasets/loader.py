@@ -1,11 +1,11 @@
-"""Named public regression data sets, raw and in their original row order, and the splits of them.
+"""Named public regression data sets, raw and in their original row order, and their splits.
 
-A set comes from the first of these that has it:
+A set comes from the first of these sources that has it:
 
 1. the local mirror: NAME.npz in the directory that the environment variable JAXCAL_DATA names;
 2. the cache of earlier downloads (`$XDG_CACHE_HOME/jaxcal`, else `~/.cache/jaxcal`);
-3. this package, which has six small ones;
-4. `benchmarks/data` of the checkout that the package lies in, which has all whose license allows it;
+3. this package, which has six small sets;
+4. `benchmarks/data` of the checkout that contains the package, which has all sets whose license allows it;
 5. a download of the original, checked against its SHA-256 (needs pooch: the extra `data`);
 6. scikit-learn, which ships `diabetes` (the extra `data`, too).
 """
@@ -33,14 +33,14 @@ class Dataset:
     """A regression data set.
 
     Attributes:
-        name: what `load` was asked for.
-        x: features [n, d]; a text column is held as positions in the list of its levels.
+        name: the name that `load` was called with.
+        x: features [n, d]. A text column holds positions in the list of its levels.
         y: target [n].
         feature_names: the names of the columns of x.
         target_name: the name of y.
         categorical: the positions of the categorical columns of x.
-        source: where the set is from, and who made it: credit them.
-        license: its license, or None where none is established.
+        source: the origin of the set, and its authors. Credit them.
+        license: its license, or None if no license is established.
     """
 
     name: str
@@ -54,11 +54,11 @@ class Dataset:
 
 
 class Location(NamedTuple):
-    """Where a data set would be loaded from.
+    """The place from which a data set would be loaded.
 
     Attributes:
-        kind: which of the sources; "missing" where none has it.
-        where: the path, URL or function; what to do where it is missing.
+        kind: the source; "missing" if no source has the set.
+        where: the path, URL or function; if the set is missing, what to do.
     """
 
     kind: Literal["mirror", "cache", "package", "checkout", "download", "scikit-learn", "missing"]
@@ -71,7 +71,7 @@ def names() -> tuple[str, ...]:
 
 
 def find(name: str) -> Location:
-    """Where `load(name)` would take the data from; nothing is loaded.
+    """The place from which `load(name)` would take the data. Nothing is loaded.
 
     Raises:
         ValueError: if no data set has this name.
@@ -100,7 +100,7 @@ def find(name: str) -> Location:
 
 
 def license_of(name: str) -> str | None:
-    """The license of a data set, or None where none is established.
+    """The license of a data set, or None if no license is established.
 
     Raises:
         ValueError: if no data set has this name.
@@ -115,8 +115,8 @@ def load(name: str) -> Dataset:
         name: one of `names()`. A set with two targets has a name for each: energy_heating, energy_cooling.
 
     Raises:
-        ValueError: if no data set has this name, or its file is damaged: not what its checksum says.
-        FileNotFoundError: if no source has it; the message says what to do.
+        ValueError: if no data set has this name, or its file is damaged and does not match its checksum.
+        FileNotFoundError: if no source has the set. The message says what to do.
         OSError: if the download fails.
         ImportError: if a library of the extra `data` is needed and missing.
 
@@ -154,11 +154,11 @@ def split(n: int, fractions: Sequence[float], *, seed: int) -> tuple[Int[np.ndar
 
     Args:
         n: number of rows.
-        fractions: the fraction of each part; they sum to 1 or less, and then the other rows are in no part.
-        seed: of NumPy's default generator; the same seed gives the same parts.
+        fractions: the fraction of each part. Their sum is at most 1. If it is less, the other rows are in no part.
+        seed: the seed of NumPy's default generator. The same seed gives the same parts.
 
     Raises:
-        ValueError: if a fraction is not positive, they sum to more than 1, or a part would have no row.
+        ValueError: if a fraction is not positive, the fractions sum to more than 1, or a part would have no row.
 
     Example:
         >>> from jaxcal import datasets
@@ -177,14 +177,14 @@ def split(n: int, fractions: Sequence[float], *, seed: int) -> tuple[Int[np.ndar
 
 
 def pbp_split(name: str, k: int) -> tuple[Int[np.ndarray, " train"], Int[np.ndarray, " test"]]:
-    """Split k of the benchmark of probabilistic backpropagation: the rows to train on, and those to test on.
+    """Split k of the benchmark of probabilistic backpropagation: the training rows and the test rows.
 
-    There are 20 splits a set, 5 for protein (Hernández-Lobato and Adams, "Probabilistic Backpropagation for
-    Scalable Learning of Bayesian Neural Networks", ICML 2015). The benchmark's targets are energy_heating and
-    naval_compressor; the same rows serve for their other targets.
+    There are 20 splits for each set, and 5 for protein (Hernández-Lobato and Adams, "Probabilistic Backpropagation for
+    Scalable Learning of Bayesian Neural Networks", ICML 2015). The energy and naval sets have two targets. The
+    benchmark uses energy_heating and naval_compressor, and the same rows serve for the other targets.
 
     Raises:
-        ValueError: if there is no such data set, it has no such splits, or k is out of range.
+        ValueError: if there is no such data set, it has no splits, or k is out of range.
         FileNotFoundError: if pbp_splits.npz is neither in the mirror nor in a checkout.
     """
     stem, _ = _lookup(name)
@@ -203,7 +203,7 @@ def pbp_split(name: str, k: int) -> tuple[Int[np.ndarray, " train"], Int[np.ndar
 
 
 class _Table(NamedTuple):
-    """What a file holds: a set with all its targets."""
+    """The content of a file: a set with all its targets."""
 
     x: Float[np.ndarray, "n d"]
     y: Float[np.ndarray, "n t"]
@@ -213,7 +213,7 @@ class _Table(NamedTuple):
 
 
 def _lookup(name: str) -> tuple[str, int]:
-    """The name of the set's file, and which of its targets is meant."""
+    """The name of the set's file, and the column of the target."""
     if name in NAMES:
         return NAMES[name]
     nearest = ENTRIES[name].targets if name in ENTRIES else difflib.get_close_matches(name, NAMES, cutoff=0.5)
@@ -221,7 +221,7 @@ def _lookup(name: str) -> tuple[str, int]:
     raise ValueError(f"there is no data set {name!r}: {hint}")
 
 
-# Folders of npz files that come with the package, and with the checkout that it lies in.
+# Folders of npz files: in the package, and in the checkout that contains it.
 _OWN: dict[Literal["package", "checkout"], Path] = {
     "package": Path(__file__).parents[1] / "_data",
     "checkout": Path(__file__).parents[2] / "benchmarks" / "data",
@@ -238,7 +238,7 @@ def _mirror() -> Path | None:
 
 
 def _fetch(original: Original) -> Path:
-    """The path of the original in the cache, after a download where it is not there or is damaged."""
+    """The path of the original in the cache. It is downloaded if it is not there or is damaged."""
     try:
         import pooch
     except ImportError as error:
@@ -272,11 +272,11 @@ def _read_diabetes() -> _Table:
         from sklearn.datasets import load_diabetes
     except ImportError as error:
         raise ImportError("diabetes needs scikit-learn: pip install 'jaxcal[data]'.") from error
-    found: Any = load_diabetes(scaled=False)
+    bunch: Any = load_diabetes(scaled=False)
     return _Table(
-        x=found.data,
-        y=found.target[:, None],
-        feature_names=tuple(found.feature_names),
+        x=bunch.data,
+        y=bunch.target[:, None],
+        feature_names=tuple(bunch.feature_names),
         target_names=("disease_progression_one_year",),
         categorical=(),
     )
@@ -300,7 +300,7 @@ def _read_npz(path: Path) -> _Table:
 
 
 def _open_npz(path: Path) -> np.lib.npyio.NpzFile:
-    """Open an archive, after a look at its checksum where a MANIFEST.json holds one."""
+    """Open an archive, after a check of its checksum if a MANIFEST.json holds one."""
     content = path.read_bytes()
     expected = _checksums(path.parent / "MANIFEST.json").get(path.name)
     if expected is not None and hashlib.sha256(content).hexdigest() != expected:
@@ -321,4 +321,4 @@ def _checksums(manifest: Path) -> dict[str, str]:
         raise ValueError(f"{manifest} is malformed: {error!r}.") from error
 
 
-# The catalog. Addresses and checksums are those of the originals; a set without them needs a mirror.
+# The catalog has the addresses and checksums of the originals. A set without an original needs a mirror.

@@ -34,14 +34,14 @@ def heteroscedastic(name: str, n: int, *, seed: int) -> Heteroscedastic:
     - "5d", on [0, 1]^5: mean 0, std 0.45 (cos(pi + 5 sum x) + 1.2) (Genz 1984).
 
     Args:
-        name: one of these.
+        name: one of these problems.
         n: number of rows.
-        seed: of NumPy's default generator.
+        seed: the seed of NumPy's default generator.
 
     Raises:
         ValueError: if there is no such problem, or n is less than 1.
 
-    Source: in this form Camporeale and Carè, "ACCRUE" (2021), section 5.1.
+    Source: Camporeale and Carè, "ACCRUE" (2021), section 5.1, has the problems in this form.
 
     Example:
         >>> from jaxcal import datasets
@@ -64,7 +64,7 @@ def heteroscedastic_moments(
     """The true means and standard deviations [n] of a problem of `heteroscedastic` at the rows of x.
 
     Raises:
-        ValueError: if there is no such problem, or x has not its number of columns.
+        ValueError: if there is no such problem, or x has another number of columns.
 
     Example:
         >>> from jaxcal import datasets

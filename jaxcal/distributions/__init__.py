@@ -1,9 +1,9 @@
 """Predictive distributions: Equinox modules of arrays, one row a prediction, all with one interface.
 
-They are what predictors return, what calibrators take and give back, and what metrics and plots accept.
+Predictors return distributions, calibrators take and return them, and metrics and plots accept them.
 
-A distribution computes in the dtype of its own parameters. Its methods are elementwise in the rows, so that a `vmap`
-over runs or ensemble members gives a valid distribution, whose arrays have further leading axes.
+A distribution computes in the dtype of its own parameters. Its methods are elementwise in the rows. So a `vmap` over
+runs or ensemble members gives a valid distribution, whose arrays have further leading axes.
 """
 
 from jaxcal.distributions._base import Distribution as Distribution

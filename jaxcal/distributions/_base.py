@@ -31,20 +31,20 @@ from jaxcal.functional import rounding
 D = TypeVar("D", bound="Distribution")
 M = TypeVar("M", bound=Callable)
 
-# Values in units of their table's mean and std are rounded three times as often as others on the way there and back.
-# By a power of two NumPy and XLA multiply alike: they move ends to the same bit.
+# Conversion to units of a table's mean and std, and back, makes three times as many rounding errors as otherwise.
+# The factor is 4, a power of two, by which NumPy and XLA multiply alike: both move ends to the same bit.
 ROUNDINGS = 4
 
 
 def numpy_knows(distribution: "Distribution", *_: Any) -> bool:
-    """Whether NumPy answers what is asked of it."""
+    """Whether NumPy computes the methods of this distribution."""
     return distribution._in_numpy
 
 
 def of_targets(method: M, *, when: Callable[..., bool] = numpy_knows) -> M:
-    """A method of targets, by NumPy where that knows it, else as one program.
+    """A method of targets: NumPy computes it where `when` is true, and one compiled program elsewhere.
 
-    JAX misreads targets of another order of bytes, which come in here.
+    JAX misreads targets of another byte order. So targets are converted here.
     """
     answer = numpy_or_jit(method, when=when, around=partial(by_buckets, rows_of=1))
 
@@ -61,8 +61,9 @@ class Distribution(Rows):
     Wherever a method takes `y`, it is [n] or one value for all rows, and the result is [n]. `len(distribution)` is n,
     and `distribution[index]` has some of the rows, by a number, a slice, a mask or numbers. `concatenate` joins rows.
 
-    Calibrators, metrics and plots never ask for a class. They ask for properties, and those of this class are right for
-    a distribution with a density everywhere, whose quantiles are known at all levels. All but `reach` are static.
+    Calibrators, metrics and plots never test the class of a distribution. They read its properties. The values of these
+    properties in this class are right for a distribution with a density everywhere and quantiles at all levels. All
+    properties but `reach` are static.
 
     Attributes:
         has_std: whether predictions have a spread, in units of which errors can be measured.
@@ -70,11 +71,12 @@ class Distribution(Rows):
         is_continuous: whether rows of a positive std have a density everywhere, and no atom.
         is_location_scale: whether all rows are known to have one shape, and to differ by mean and std alone.
         has_closed_quantiles: whether a quantile costs about as much as the cdf. Else it is found by a search.
-        is_out_of_fold: whether `jaxcal.out_of_fold` made the predictions: each row by a model that was fitted without
-            it, and is not the one that will predict new data points. No coverage guarantee follows from their errors.
+        is_out_of_fold: whether `jaxcal.out_of_fold` made the predictions. Then a model that was fitted without a row
+            predicted this row, and another model will predict new data points. So no coverage guarantee follows from
+            the errors of these predictions.
     """
 
-    # Whether NumPy answers what is asked of known rows, beside a compiled program.
+    # Whether NumPy computes the methods for known rows, in place of a compiled program.
     _in_numpy: ClassVar[bool] = False
 
     has_std: ClassVar[bool] = True
@@ -89,7 +91,7 @@ class Distribution(Rows):
 
     @property
     def reach(self) -> Reach:
-        """Between which levels quantiles are known. Quantiles beyond come with a warning."""
+        """The levels between which quantiles are known. Quantiles at other levels come with a warning."""
         return EVERYWHERE
 
     @abc.abstractmethod
@@ -98,7 +100,7 @@ class Distribution(Rows):
 
     @abc.abstractmethod
     def log_prob(self, y: Values) -> Float[JaxArray, "*n"]:
-        """The log density at `y`; -inf where there is none, as for distributions of atoms."""
+        """The log density at `y`; -inf where there is no density, for example for distributions of atoms."""
 
     @abc.abstractmethod
     def crps(self, y: Values) -> Float[JaxArray, "*n"]:
@@ -106,7 +108,7 @@ class Distribution(Rows):
 
     @abc.abstractmethod
     def quantile(self, p: Float[JaxArray, "*n"]) -> Float[JaxArray, "*n"]:
-        """The quantile of every row at a level of its own, in [0, 1], neither checked nor rounded."""
+        """The quantile of every row at a level in [0, 1] of its own. The levels are not checked or rounded."""
 
     @_programs.jit
     def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[JaxArray, "..."]:
@@ -115,20 +117,21 @@ class Distribution(Rows):
 
     @property
     def variance(self) -> Float[JaxArray, "*n"]:
-        """The square of `std`; warns where that leaves the range of the dtype."""
+        """The square of `std`, with a warning if the square leaves the range of the dtype."""
         return _checks.squared("the variance", self.std)
 
     def icdf(self, p: Values) -> Float[JaxArray, "..."]:
         """The quantiles at levels p in [0, 1]: [n] for one level, [n, k] for k levels.
 
-        Those that are read from calibration rows are rounded away from the median, by `functional.rounding`: up for
-        p >= 1/2, else down. So an interval between two of them holds the rows' own values.
+        Quantiles that are read from calibration rows are rounded away from the median, by `functional.rounding`: up for
+        p >= 1/2, else down. So an interval between two such quantiles holds the values of these rows.
 
         Raises:
             ValueError: if p has more than one axis, or a known level lies outside [0, 1].
 
         Warns:
-            UserWarning: if a known level strictly between 0 and 1 is beyond `reach`; it says what the quantile is then.
+            UserWarning: if a known level strictly between 0 and 1 is beyond `reach`. The warning says what the quantile
+                is then.
         """
         levels = _checks.as_floats("p", p)
         if levels.ndim > 1:
@@ -149,40 +152,40 @@ class Distribution(Rows):
 
         Args:
             levels: one level or k levels.
-            side: of each, as of `functional.rounding.outward`; None for `_sides(levels)`.
+            side: the side of each level, as in `functional.rounding.outward`; None for `_sides(levels)`.
         """
         return self._moved(self._quantiles(levels), levels, self._sides(levels) if side is None else side)
 
     @property
     def _mirrors_levels(self) -> bool:
-        """Whether the lower level of an interval is exactly 1 less the upper one, for ranks that mirror each other."""
+        """Whether the lower level of an interval is exactly 1 minus the upper level, so that their ranks mirror."""
         return False
 
     def _sides(self, levels: Float[JaxArray, "..."]) -> JaxArray:
-        """To which side the quantile at each level is rounded."""
+        """The side to which the quantile at each level is rounded: -1 is down, 1 is up."""
         return namespace(levels).where(levels < 0.5, -1, 1)
 
     def _moved(
         self, values: Float[JaxArray, "..."], levels: Float[JaxArray, "..."], side: Values
     ) -> Float[JaxArray, "..."]:
-        """The quantiles at these levels, rounded to a side: as they are, unless calibration rows decide them."""
+        """The quantiles at these levels, rounded to a side if calibration rows decide them, else unchanged."""
         return rounded_outward(values, side, *self._locations) if self._locations else values
 
     @property
     def _locations(self) -> tuple[Float[JaxArray, "*n"], ...]:
-        """What quantiles that calibration rows decide are the sum of, beside a multiple of the scale."""
+        """The summands of a quantile that calibration rows decide, without its multiple of the scale."""
         return ()
 
     def interval(self, confidence_level: ArrayLike) -> tuple[Float[JaxArray, "*n"], Float[JaxArray, "*n"]]:
         """The ends (lower, upper) of the central interval: the quantiles at (1 -+ confidence_level) / 2.
 
-        If calibration rows decide the ends, they are rounded outward, as those of `icdf`.
+        If calibration rows decide the ends, the ends are rounded outward, as in `icdf`.
 
         Raises:
             ValueError: if `confidence_level` is not one number between 0 and 1.
 
         Warns:
-            UserWarning: as `icdf` does, once.
+            UserWarning: as `icdf` does, once for both ends.
         """
         confidence_level = _checks.as_fraction("confidence_level", confidence_level)
         low, high = (1 - confidence_level) / 2, (1 + confidence_level) / 2
@@ -192,8 +195,8 @@ class Distribution(Rows):
         return _ends(ends)
 
     def _warn_of_levels(self, p: Any, values: Float[JaxArray, "..."]) -> None:
-        """Warn the caller of `icdf` or `interval` of known quantiles at levels that are not reached."""
-        # Inside of another function nobody has asked for these levels; in a program nothing is known.
+        """Warn the caller of `icdf` or `interval` of known quantiles at levels beyond `reach`."""
+        # Inside another function the user did not ask for these levels. In a program no value is known.
         if type(self).reach is Distribution.reach or is_working() or not is_known(self, p, values):
             return
         if message := _known_reach(self).warning(_checks.as_numpy_floats("p", p, float), values):
@@ -202,33 +205,38 @@ class Distribution(Rows):
 
 @keeps_known
 def _known_reach(distribution: Distribution) -> Reach:
-    """By NumPy on a CPU, where a warning compiles nothing; from an accelerator comes only what the levels depend on."""
+    """The reach as known numbers.
+
+    On a CPU NumPy computes it, so that a warning compiles nothing. From an accelerator only the fields are copied that
+    the levels depend on.
+    """
     return by_numpy(lambda known: known.reach, distribution) if is_on_host(distribution) else distribution.reach
 
 
 @numpy_or_jit
 def _ends(both: Float[JaxArray, "*n 2"]) -> tuple[Float[JaxArray, "*n"], Float[JaxArray, "*n"]]:
-    """The quantiles at two levels, one after the other."""
+    """The quantiles at two levels, as a pair."""
     return both[..., 0], both[..., 1]
 
 
 def marked_out_of_fold(distribution: D) -> D:
-    """The same predictions, known as out of fold."""
+    """The same predictions, marked as out-of-fold."""
     return replaced(distribution, is_out_of_fold=True)
 
 
 @keeps_known
 def as_parameters(*, outputs: bool = False, **parameters: ArrayLike) -> list[JaxArray]:
-    """The parameters as vectors [n] of one dtype; a number holds for all rows and has no say in the dtype.
+    """The parameters as vectors [n] of one dtype.
 
-    With `outputs` they may be matrices [n, t] of several outputs.
+    A number holds for all rows and does not affect the dtype. With `outputs` the parameters may be matrices [n, t] of
+    several outputs.
     """
     arrays = {name: _checks.as_floats(name, values) for name, values in parameters.items()}
-    given = [array for array in arrays.values() if array.ndim] or [a[None] for a in arrays.values()]
-    shape, dtype = given[0].shape, jnp.result_type(*given)
+    sources = [array for array in arrays.values() if array.ndim] or [a[None] for a in arrays.values()]
+    shape, dtype = sources[0].shape, jnp.result_type(*sources)
     rows = {name: as_parameter(a, dtype) if a.ndim else _repeated(a, shape, dtype) for name, a in arrays.items()}
     if not (outputs and len(shape) == 2 and shape[1] > 1):
-        # What came as an array first: a number is repeated in the shape of one, and must not be named for it.
+        # Arrays are checked first. A number takes the shape of an array, and an error must name the array.
         order = sorted(rows, key=lambda name: arrays[name].ndim == 0)
         vectors = {name: _checks.as_vector(name, rows[name], length=shape[0]) for name in order}
         return [vectors[name] for name in rows]
@@ -239,10 +247,10 @@ def as_parameters(*, outputs: bool = False, **parameters: ArrayLike) -> list[Jax
 
 
 def as_table(name: str, values: ArrayLike, *, rows: int | None = None) -> Array:
-    """Values of calibration rows as a vector [L], or with `rows` as a matrix [rows, L]: numbers, which may be infinite.
+    """Values of calibration rows as a vector [L], or with `rows` as a matrix [rows, L]. They may be infinite.
 
     Raises:
-        ValueError: if the shape is another one, or a known value is NaN.
+        ValueError: if the values have another shape, or a known value is NaN.
     """
     array = _checks.as_floats(name, values) if rows is None else _checks.as_numbers(name, values)
     if rows is None and array.ndim != 1:
@@ -254,16 +262,16 @@ def as_table(name: str, values: ArrayLike, *, rows: int | None = None) -> Array:
 
 
 def as_parameter(values: JaxArray, dtype: np.dtype) -> JaxArray:
-    """Checked values as a JAX array of this dtype, even if it is a NumPy array that `vmap` hands through."""
+    """Checked values as an array of this dtype. A NumPy array that `vmap` passes through becomes one of JAX."""
     return jnp.array(values, dtype) if _checks.is_traced(values) else values.astype(dtype)
 
 
 def _repeated(value: Float[JaxArray, ""], shape: tuple[int, ...], dtype: np.dtype) -> JaxArray:
-    """A number in every place; a known one without a program for the shape."""
+    """An array of this shape with one number in every place. A known number needs no program for the shape."""
     if _checks.is_traced(value):
         return jnp.full(shape, value, dtype)
-    found: Any = np.full(shape, value, dtype)
-    return found if is_working() else jax.device_put(found)
+    array: Any = np.full(shape, value, dtype)
+    return array if is_working() else jax.device_put(array)
 
 
 def match(y: ArrayLike, rows: JaxArray) -> JaxArray:
@@ -276,14 +284,14 @@ def match(y: ArrayLike, rows: JaxArray) -> JaxArray:
 
 
 def standardize(y: JaxArray, loc: JaxArray, scale: JaxArray) -> JaxArray:
-    """(y - loc) / scale; infinite where the scale is 0, so that a cdf becomes a step."""
+    """(y - loc) / scale, infinite where the scale is 0, so that a cdf becomes a step."""
     xp = namespace(y, loc, scale)
     positive, step = scale > 0, xp.where(y >= loc, xp.full_like(loc, np.inf), -np.inf)
     return xp.where(positive, (y - loc) / xp.where(positive, scale, 1), step)
 
 
 def place(z: JaxArray, loc: JaxArray, scale: JaxArray) -> JaxArray:
-    """Values loc + scale * z for z [..., n]; loc where the scale is 0, even if z is infinite."""
+    """Values loc + scale * z for z [..., n]. Where the scale is 0 they are loc, even if z is infinite."""
     xp = namespace(z, loc, scale)
     loc, scale = xp.broadcast_to(loc, z.shape), xp.broadcast_to(scale, z.shape)
     return loc + scale * xp.where((scale == 0) & xp.isinf(z), 0, z)
@@ -302,18 +310,19 @@ def rounded_outward(
     """Quantiles of one level, or of k levels along a further last axis, by `functional.rounding.outward`.
 
     Args:
-        values: the quantiles.
-        side: of each level.
-        locations: of the rows, which the quantiles are the sum of and of a multiple of the scale.
+        values: the quantiles, each the sum of the row's locations and a multiple of its scale.
+        side: the side of each level.
+        locations: the locations of the rows.
     """
     at_levels, xp = values.ndim > locations[0].ndim, namespace(values, *locations)
     of_rows = [xp.broadcast_to(each[..., None] if at_levels else each, values.shape) for each in locations]
+    # The other summand is q - loc, a multiple of the scale.
     apart = [xp.where(xp.isfinite(values), values - each, 0) for each in of_rows]
     return rounding.outward(values, xp.broadcast_to(side, values.shape), *of_rows, *apart)
 
 
 def reached(y: Float[AnyArray, "*n"], *locations: Float[AnyArray, "*n"]) -> Float[AnyArray, "*n"]:
-    """The largest value within rounding of y, as quantiles of these locations are rounded."""
+    """The largest value within rounding of y, by the rounding of quantiles with these locations."""
     return rounded_outward(y, 1, *locations)
 
 
@@ -334,7 +343,7 @@ def sample_by_inversion(
     """The quantiles of rows at uniformly random levels, of shape `shape` + `rows`."""
     _checks.check_key(key)
     levels = jax.random.uniform(key, (math.prod(shape), *rows), dtype)
-    # In the middles of the cells that random numbers come from: never 0, where a quantile may be infinite.
+    # Random numbers lie on a grid. Half a step up they are never 0, where a quantile may be infinite.
     return jax.vmap(icdf)(levels + float(jnp.finfo(dtype).epsneg)).reshape(shape + rows)
 
 
@@ -342,18 +351,18 @@ def check_share(name: str, values: JaxArray) -> None:
     """Raise ValueError unless known values lie in [0, 1]."""
     if _checks.is_traced(values):
         return
-    known = np.asarray(values)  # under jit even an operation on a known JAX array is traced
+    known = np.asarray(values)  # under jit an operation on a known JAX array is traced, too
     if not ((known >= 0) & (known <= 1)).all():
         raise ValueError(f"{name} must lie between 0 and 1; got {known.min():g} to {known.max():g}.")
 
 
 def check_group(z: object, kind: type, group: Array | None, new_weight: Array | None) -> None:
-    """Raise ValueError unless tables of groups, z of this kind, come with a group, and all else without."""
+    """Raise ValueError unless z, if it is of this kind (tables of groups), has a group, and any other z has none."""
     if isinstance(z, kind) != (group is not None) or (group is None and new_weight is not None):
-        given = [name for name, value in (("group", group), ("new_weight", new_weight)) if value is not None]
+        names = [name for name, value in (("group", group), ("new_weight", new_weight)) if value is not None]
         raise ValueError(
             f"group and new_weight are for tables of groups, {kind.__name__} as z, and these need a group; got "
-            f"{type(z).__name__} with {' and '.join(given) or 'neither'}."
+            f"{type(z).__name__} with {' and '.join(names) or 'neither'}."
         )
 
 

@@ -1,4 +1,4 @@
-"""Between which levels a distribution knows its quantiles, and the warning of those beyond: `Reach`."""
+"""`Reach`: the levels between which a distribution knows its quantiles, and the warning of quantiles beyond."""
 
 from typing import NamedTuple
 
@@ -10,14 +10,14 @@ from jaxcal.functional.quantiles import smallest_table
 
 
 class Reach(NamedTuple):
-    """Between which levels a distribution knows its quantiles, and what a quantile beyond is.
+    """The levels between which a distribution knows its quantiles, and the value of a quantile beyond.
 
     Attributes:
-        lowest: the lowest of these levels: one number, or of each row [n].
-        highest: the highest, likewise.
-        beyond: what a quantile beyond is: a clause of a warning.
-        rows: how many calibration rows the levels follow from: one number, or of each row [n]; None for levels that
-            were given.
+        lowest: the lowest of these levels: one number for all rows, or a number for each row [n].
+        highest: the highest of these levels, likewise.
+        beyond: the value of a quantile beyond, as a clause of a warning.
+        rows: the number of calibration rows that the levels follow from: one for all rows, or one for each row [n].
+            None for levels that the user gave.
         central: whether the calibration rows bound the confidence levels of intervals, and through them the levels.
 
     Example:
@@ -34,13 +34,13 @@ the median.
 
     @classmethod
     def of_rows(cls, rows: int, beyond: str = "the quantile is infinite", *, central: bool = False) -> "Reach":
-        """With n calibration rows, levels up to n / (n + 1) are known; where `central`, confidence levels."""
+        """The reach of n calibration rows: levels up to n / (n + 1), or confidence levels if `central`."""
         share = rows / (rows + 1)
         highest = (1 + share) / 2 if central else share
         return cls(1 - highest, highest, beyond, rows, central)
 
     def warning(self, p: ArrayLike, values: ArrayLike) -> str | None:
-        """What is said of known quantiles, if some of their levels lie beyond; else None.
+        """The message about known quantiles, if some of their levels lie beyond; else None.
 
         Args:
             p: one level, or k levels.
@@ -68,7 +68,7 @@ the median.
         return f"quantiles are given at levels from {low.min():g} to {high.max():g}; at {what} {self.beyond}."
 
     def _of_calibration(self, wanted: np.ndarray, is_beyond: np.ndarray) -> str:
-        """The same of ranks: how many calibration rows these levels need."""
+        """The message if the quantiles are ranks: how many calibration rows these levels need."""
         levels = np.abs(2 * wanted - 1) if self.central else np.maximum(wanted, 1 - wanted)
         needed, rows = smallest_table(levels.max()), np.asarray(self.rows)
         if rows.ndim == 0:

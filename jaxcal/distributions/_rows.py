@@ -1,4 +1,4 @@
-"""Rows of predictions: how many there are, and some of them. Distributions of numbers and of vectors share this."""
+"""Rows of predictions: their number and their selection. Distributions of numbers and of vectors share this."""
 
 import copy
 import dataclasses
@@ -19,23 +19,25 @@ T = TypeVar("T")
 M = TypeVar("M", bound=eqx.Module)
 R = TypeVar("R", bound="Rows")
 
-# More rows are not filled up: each call would copy all of them.
+# Larger numbers of rows are not padded: each call would copy all rows.
 MANY = 2**16
 
-# What is given of rows, levels or a table: a number, or an array of some shape.
+# Values for rows, levels or a table: a number, or an array of some shape.
 Values = Real[ArrayLike, "..."]
 
 
 class Rows(eqx.Module):
-    """Predictions in rows: `len(predictions)` of them, of which `predictions[index]` are some, of the same class.
+    """Predictions in rows: `len(predictions)` is their number, and `predictions[index]` is a selection of the rows.
 
-    An array of a class has a row for each prediction on its first axis, unless the class names it in `_shared`.
+    A selection is of the same class. An array of a class has a row for each prediction on its first axis, unless the
+    class names it in `_shared`.
     """
 
-    # What all rows share, by the name of its field, with its number of axes (of several arrays that of the first).
+    # The names of the fields that all rows share, with their number of axes. A field of several arrays has the number
+    # of axes of its first array.
     _shared: ClassVar[Mapping[str, int]] = {}
-    # How many rows there are, where they may be filled up and cut off; None of several runs, and of classes whose rows
-    # are taken in another way.
+    # The number of rows, if rows may be padded and cut off. It is None for several runs, and for classes that take rows
+    # in another way.
     _num_filled: ClassVar[Any] = None
 
     def __len__(self) -> int:
@@ -47,10 +49,10 @@ class Rows(eqx.Module):
         return size[axis]
 
     def __getitem__(self: R, index: Any) -> R:
-        """The rows that an index selects, in its order: as NumPy's index of a vector does.
+        """The rows that an index selects, in the order of the index, by NumPy's rules for a vector.
 
         A number gives one row, of shape (1,), since all methods and metrics take rows. Under `jit` numbers of rows may
-        be traced; what they select is NaN where they are out of range.
+        be traced. A traced number that is out of range selects NaN.
 
         Args:
             index: a number, a slice, a mask [n] or numbers [k]; negative numbers count from the end.
@@ -72,13 +74,13 @@ class Rows(eqx.Module):
         raise TypeError(f"a {type(self).__name__} is no array: take one of its arrays, such as mean.")
 
     def _take(self: R, rows: Int[Array | np.ndarray, " k"]) -> R:
-        """The rows of these numbers, which are not negative: another number of them needs no program."""
+        """The rows of these numbers, which are not negative. No program is compiled for each count of rows."""
         if can_be_filled(self, rows):
             return in_jax(_on_host(self, np.asarray(rows)))
         return _gathered(self, rows)
 
     def _axes(self: R) -> R:
-        """For every array its axis of rows; -1 for what all rows share.
+        """The axis of rows of every array; -1 for an array that all rows share.
 
         Raises:
             ValueError: if the arrays have a further axis, of runs.
@@ -101,9 +103,9 @@ class Rows(eqx.Module):
 
 
 def by_buckets(program: Callable[..., T], *, rows_of: int = 0) -> Callable[..., T]:
-    """A program of predictions and values whose results have a row for each: one for nearby numbers of rows.
+    """A program of predictions and values that is compiled once for nearby numbers of rows, by padding.
 
-    It is for classes with `_num_filled` alone, on a CPU.
+    The results have a row for each prediction. Rows are padded only on a CPU, and for classes with `_num_filled`.
 
     Args:
         program: `program(predictions, *values)`.
@@ -120,24 +122,26 @@ def by_buckets(program: Callable[..., T], *, rows_of: int = 0) -> Callable[..., 
         if not can_be_filled(predictions, values):
             return program(predictions, *values, **options)
         size = bucket(number)
-        given = [filled(each, size) if place < rows_of and np.ndim(each) else each for place, each in enumerate(values)]
+        padded = [
+            filled(each, size) if place < rows_of and np.ndim(each) else each for place, each in enumerate(values)
+        ]
         places = np.where(np.arange(size) < number, np.arange(size), 0)
-        found = program(_on_host(predictions, places), *given, **options)
-        return in_jax(jax.tree.map(lambda array: np.asarray(array)[:number], found))
+        results = program(_on_host(predictions, places), *padded, **options)
+        return in_jax(jax.tree.map(lambda array: np.asarray(array)[:number], results))
 
     return call
 
 
 def program_of_rows(method: Callable[..., T]) -> Callable[..., T]:
-    """A method as one program for nearby numbers of rows."""
+    """A method that is compiled as one program for nearby numbers of rows."""
     return by_buckets(_programs.jit(method))
 
 
 def predicted_by_buckets(program: Callable[..., T]) -> Callable[..., T]:
-    """`program(fitted, x)`, which predicts rows, as one program for nearby numbers of them.
+    """`program(fitted, x)`, which predicts rows, compiled once for nearby numbers of rows.
 
     Args:
-        program: gives predictions in rows, or an array of them.
+        program: gives predictions in rows, or an array of rows.
     """
 
     @wraps(program)
@@ -145,8 +149,8 @@ def predicted_by_buckets(program: Callable[..., T]) -> Callable[..., T]:
         number = len(x)
         if number == bucket(number) or number > MANY or not can_be_filled(fitted, x):
             return program(fitted, x)
-        found: Any = program(fitted, filled(x, bucket(number)))
-        first: Any = _on_host(found, np.arange(number)) if isinstance(found, Rows) else np.asarray(found)[:number]
+        results: Any = program(fitted, filled(x, bucket(number)))
+        first: Any = _on_host(results, np.arange(number)) if isinstance(results, Rows) else np.asarray(results)[:number]
         return in_jax(first)
 
     return call
@@ -159,7 +163,7 @@ def _on_host(predictions: R, rows: Int[np.ndarray, " k"]) -> R:
 
 
 def replaced(module: M, **fields: Any) -> M:
-    """The module with other values in some fields, without the checks of its `__init__`."""
+    """A copy of the module with other values in some fields, without the checks of its `__init__`."""
     other = copy.copy(module)
     for name, value in fields.items():
         object.__setattr__(other, name, value)  # as an __init__ would
@@ -174,7 +178,7 @@ def _gathered(predictions: Any, rows: Int[Array, " k"]) -> Any:
 
 
 def _selected(index: Any, size: int) -> Int[Array | np.ndarray, " k"]:
-    """The numbers of the selected rows, not negative; known ones are checked."""
+    """The numbers of the selected rows, not negative. Known numbers are checked."""
     if _checks.is_traced(index):
         if not jnp.issubdtype(index.dtype, jnp.integer):
             raise TypeError(

@@ -1,4 +1,4 @@
-"""The rows of several distributions, one beneath the other: `concatenate`, `Concatenated`."""
+"""`concatenate` and `Concatenated`: the rows of several distributions as one distribution."""
 # Equinox lets a property stand for an abstract variable; the type checker does not know that.
 # pyright: reportIncompatibleVariableOverride=false
 
@@ -20,19 +20,19 @@ from jaxcal.distributions._rows import R, Rows, Values, replaced
 
 
 def concatenate(distributions: Sequence[Any]) -> Any:
-    """The rows of several distributions as one, in their order.
+    """The rows of several distributions as one distribution, in their order.
 
-    It is of their class, if that is the same and so is what their rows share, such as the levels of `Quantiles` or the
-    table of an `Empirical`. Else it is a `Concatenated`, in which each part keeps its own. It is out of fold, if one of
-    them is.
+    Rows of a distribution can share arrays, such as the levels of `Quantiles` or the table of an `Empirical`. If all
+    distributions have one class and the same shared arrays, the result has this class. Else it is a `Concatenated`, in
+    which each part keeps its shared arrays. The result is marked as out-of-fold if one of the distributions is.
 
     Args:
-        distributions: of any classes, or all of `MultivariateNormal` or `MultivariateEmpirical`.
+        distributions: distributions of any classes, or only `MultivariateNormal`, or only `MultivariateEmpirical`.
 
     Raises:
         TypeError: if one of them is no distribution.
-        ValueError: if there is none, one is a stack of several runs, or distributions of vectors share something that
-            differs.
+        ValueError: if there is none, one is a stack of several runs, or distributions of vectors have different shared
+            arrays.
 
     Example:
         >>> from jaxcal import Normal
@@ -57,7 +57,10 @@ def concatenate(distributions: Sequence[Any]) -> Any:
 
 
 def beneath_each_other(parts: Sequence[R], order: np.ndarray | None = None) -> R | None:
-    """The rows of parts of one class that share the same, in an order, if one is given; None for other parts."""
+    """The rows of parts as one distribution of their class, in an order if one is given.
+
+    The parts must have one class and equal shared arrays. The result is None for other parts.
+    """
     parts = _marked_alike(parts)
     if len({jax.tree.structure(part) for part in parts}) > 1 or _holds_parts(parts[0]):
         return None
@@ -68,7 +71,7 @@ def beneath_each_other(parts: Sequence[R], order: np.ndarray | None = None) -> R
 
 
 def _marked_alike(parts: Sequence[R]) -> Sequence[R]:
-    """All parts known as out of fold, if one of them is."""
+    """The parts, all marked as out-of-fold if one of them is."""
     is_marked = any(isinstance(part, Distribution) and part.is_out_of_fold for part in parts)
     return [replaced(part, is_out_of_fold=True) for part in parts] if is_marked else parts
 
@@ -79,7 +82,10 @@ def _holds_parts(distribution: Any) -> bool:
 
 
 def _fit_together(axis: int, first: Array, *others: Array) -> bool:
-    """Whether arrays with rows on an axis are alike in the others; without one, whether they are known to be equal."""
+    """Whether arrays can be joined on their axis of rows.
+
+    With such an axis the lengths of all other axes must be equal. Without it (-1) the arrays must be known to be equal.
+    """
     if axis >= 0:
         lengths = lambda array: array.shape[:axis] + array.shape[axis + 1 :]
         return all(lengths(other) == lengths(first) for other in others)
@@ -100,7 +106,7 @@ def _joined(parts: Sequence[Any], order: Int[ArrayLike, " n"] | None) -> Any:
     return jax.tree.map(join, parts[0]._axes(), *parts)
 
 
-# Parts up to this number, as those of the default folds, are asked one after the other.
+# The methods of up to this number of parts are called one after another. The default folds are so few.
 _FEW_PARTS = 16
 
 
@@ -111,10 +117,11 @@ class Concatenated(Distribution):
 
     Args:
         parts: distributions, of any classes.
-        rows: for each part the numbers of the rows that it predicts, [k]; together 0 to n - 1, each once.
+        rows: for each part the numbers of the rows that it predicts, [k]. All parts together have each of the numbers 0
+            to n - 1 once.
 
     Raises:
-        ValueError: if the rows of a part are not as many as it predicts, or not every row occurs once.
+        ValueError: if a part predicts another number of rows, or not every row occurs once.
 
     Example:
         >>> from jaxcal import Empirical, Normal
@@ -124,18 +131,18 @@ class Concatenated(Distribution):
     """
 
     parts: tuple[Distribution, ...]
-    # The numbers of the rows of all parts, one after the other, and where each part ends. One array, since n folds take
-    # rows of n parts n times.
+    # The numbers of the rows of all parts, one part after another, and the end of each part. It is one array, because n
+    # folds take rows of n parts n times.
     rows: Int[Array, "*n"]
     ends: tuple[int, ...] = eqx.field(static=True)
-    # Mean and std, where they are kept for rows that are taken many times.
+    # Mean and std, if they are kept because rows are taken many times.
     moments: tuple[Float[Array, "*n"], Float[Array, "*n"]] | None = None
 
     def __init__(self, parts: Sequence[Distribution], rows: Sequence[ArrayLike | Sequence[int]]):
         numbers = [np.asarray(each) for each in rows]
-        sizes, given = _lengths(parts), [each.shape[0] for each in numbers]
-        if sizes != given:
-            raise ValueError(f"the parts predict {sizes} rows, where {given} are expected.")
+        sizes, expected = _lengths(parts), [each.shape[0] for each in numbers]
+        if sizes != expected:
+            raise ValueError(f"the parts predict {sizes} rows, where {expected} are expected.")
         if not np.array_equal(np.sort(np.concatenate(numbers)), np.arange(sum(sizes))):
             raise ValueError(f"rows must hold each of the numbers 0 to {sum(sizes) - 1} once.")
         self.parts, self.moments = tuple(parts), None
@@ -143,27 +150,27 @@ class Concatenated(Distribution):
 
     @property
     def has_std(self) -> bool:
-        """Whether those of a part have one."""
+        """Whether the predictions of at least one part have a std."""
         return any(part.has_std for part in self.parts)
 
     @property
     def has_density(self) -> bool:
-        """Whether those of a part have one."""
+        """Whether at least one part has a density."""
         return any(part.has_density for part in self.parts)
 
     @property
     def is_continuous(self) -> bool:
-        """Whether those of all parts are."""
+        """Whether all parts are continuous."""
         return all(part.is_continuous for part in self.parts)
 
     @property
     def is_location_scale(self) -> bool:
-        """Whether those of all parts are, and of one class."""
+        """Whether all parts are location-scale distributions of one class."""
         return len(set(map(type, self.parts))) == 1 and self.parts[0].is_location_scale
 
     @property
     def has_closed_quantiles(self) -> bool:
-        """Whether those of all parts have."""
+        """Whether all parts have closed quantiles."""
         return all(part.has_closed_quantiles for part in self.parts)
 
     @property
@@ -177,7 +184,7 @@ class Concatenated(Distribution):
     def __len__(self) -> int:
         """The number of rows."""
         if self.rows.ndim > 1:
-            return len(self.parts[0])  # raises: it is a stack of several runs
+            return len(self.parts[0])  # this raises ValueError: the part is a stack of several runs
         return self.rows.shape[0]
 
     @property
@@ -191,23 +198,23 @@ class Concatenated(Distribution):
         return self._join([part.std for part in self.parts]) if self.moments is None else self.moments[1]
 
     def cdf(self, y: Values) -> Float[Array, "*n"]:
-        """Those of the parts."""
+        """The cdfs of the parts."""
         return self._each("cdf", y)
 
     def log_prob(self, y: Values) -> Float[Array, "*n"]:
-        """Those of the parts."""
+        """The log densities of the parts."""
         return self._each("log_prob", y)
 
     def crps(self, y: Values) -> Float[Array, "*n"]:
-        """Those of the parts."""
+        """The scores of the parts."""
         return self._each("crps", y)
 
     def icdf(self, p: Values) -> Float[Array, "..."]:
-        """Those of the parts, as each reads them."""
+        """The quantiles of the parts, each by the rule of its part."""
         return self._join([part.icdf(p) for part in self.parts])
 
     def interval(self, confidence_level: ArrayLike) -> tuple[Float[Array, "*n"], Float[Array, "*n"]]:
-        """Those of the parts, as each reads them."""
+        """The intervals of the parts, each by the rule of its part."""
         lower, upper = zip(*(part.interval(confidence_level) for part in self.parts), strict=True)
         return self._join(lower), self._join(upper)
 
@@ -219,7 +226,7 @@ class Concatenated(Distribution):
         return self._join(samples, axis=len(shape))
 
     def quantile(self, p: Float[Array, "*n"]) -> Float[Array, "*n"]:
-        """Those of the parts."""
+        """The quantiles of the parts, neither checked nor rounded."""
         return self._each("quantile", p)
 
     def _take(self, rows: Int[Array | np.ndarray, " k"]) -> "Concatenated":
@@ -228,13 +235,13 @@ class Concatenated(Distribution):
                 "rows of a Concatenated cannot be taken under jit, vmap or grad: they decide how many each part has. "
                 "Take them outside."
             )
-        place = np.argsort(np.asarray(self.rows))[rows]  # among the rows of all parts, one after the other
+        place = np.argsort(np.asarray(self.rows))[rows]  # the positions among the rows of all parts in sequence
         part_of = np.searchsorted(self.ends, place, side="right")
         by_part = np.argsort(part_of, kind="stable")
         part_of, place, number = part_of[by_part], place[by_part], len(self.parts)
         sizes, starts = np.bincount(part_of, minlength=number), np.array([0, *self.ends[:-1]])
-        ends, place = np.cumsum(sizes), place - starts[part_of]  # in the part
-        # Parts of which all rows are taken, in their order, stay as they are.
+        ends, place = np.cumsum(sizes), place - starts[part_of]  # the positions within each part
+        # A part stays unchanged if all its rows are taken, in their order.
         is_elsewhere = place != np.arange(len(place)) - (ends - sizes)[part_of]
         is_whole = (sizes == np.diff(self.ends, prepend=0)) & (np.bincount(part_of, is_elsewhere, number) == 0)
         parts = [
@@ -247,17 +254,17 @@ class Concatenated(Distribution):
         return replaced(self, parts=tuple(parts), rows=by_part, ends=ends, moments=moments)
 
     def _each(self, method: str, values: ArrayLike) -> Float[Array, "*n"]:
-        """What a method of every part makes of the values of its rows."""
+        """The results of a method of every part for the values of its rows, in the order of the rows."""
         values = match(values, self.mean)
         is_traced = _checks.is_traced(values, *jax.tree.leaves(self))
         if is_traced or len(self.parts) <= _FEW_PARTS:
             in_parts = values[self.rows] if is_traced else np.asarray(values)[np.asarray(self.rows)]
             own = (jnp if is_traced else np).split(in_parts, self.ends[:-1])
-            return self._join([getattr(part, method)(given) for part, given in zip(self.parts, own, strict=True)])
-        found = np.empty(values.shape, values.dtype)
+            return self._join([getattr(part, method)(each) for part, each in zip(self.parts, own, strict=True)])
+        results = np.empty(values.shape, values.dtype)
         for parts, rows in _alike(self.parts, np.split(np.asarray(self.rows), self.ends[:-1])):
-            found[rows] = _of_alike(method, parts, values[rows])
-        return jax.device_put(found)
+            results[rows] = _of_alike(method, parts, values[rows])
+        return jax.device_put(results)
 
     def _join(self, values: Sequence[JaxArray | np.ndarray], axis: int = 0) -> Array:
         """The values of the parts in the order of the rows."""
@@ -267,32 +274,32 @@ class Concatenated(Distribution):
 
 
 def with_moments(distribution: D) -> D:
-    """The same predictions; those of several parts know their means and stds, also after rows are taken."""
+    """The same predictions. A `Concatenated` then keeps its means and stds, also when rows are taken."""
     if not isinstance(distribution, Concatenated):
         return distribution
     return replaced(distribution, moments=(distribution.mean, distribution.std))
 
 
 def _lengths(parts: Sequence[Distribution]) -> list[int]:
-    """The number of rows of every part; of parts of one structure the axis of rows is looked up once."""
-    found, places = [], {}
+    """The number of rows of every part. The axis of rows is looked up once for parts of one structure."""
+    lengths, places = [], {}
     for part in parts:
         leaves, structure = jax.tree.flatten(part)
         kind = structure, tuple(map(np.ndim, leaves))
         if type(part).__len__ is not Rows.__len__:
-            found.append(len(part))
+            lengths.append(len(part))
             continue
         if kind not in places:
             places[kind] = next((k, axis) for k, axis in enumerate(jax.tree.leaves(part._axes())) if axis >= 0)
         place, axis = places[kind]
-        found.append(leaves[place].shape[axis])
-    return found
+        lengths.append(leaves[place].shape[axis])
+    return lengths
 
 
 def _alike(
     parts: Sequence[Distribution], rows: Sequence[Int[np.ndarray, "..."]]
 ) -> list[tuple[Distribution, Int[np.ndarray, "..."]]]:
-    """Stacks of the parts whose arrays are alike, and the rows of each part."""
+    """Stacks of the parts whose arrays have the same structure, shapes and dtypes, with the rows of each part."""
     kinds: dict[Any, list[int]] = {}
     for number, part in enumerate(parts):
         leaves, structure = jax.tree.flatten(part)
@@ -306,5 +313,5 @@ def _alike(
 
 @_programs.jit
 def _of_alike(method: str, parts: Distribution, values: Float[Array, "m k"]) -> Float[Array, "m k"]:
-    """What a method of every part of a stack makes of its values, by one program for all of them."""
+    """The results of a method of every part of a stack for its values, by one program for all parts."""
     return lax.map(lambda each: getattr(each[0], method)(each[1]), (parts, values))

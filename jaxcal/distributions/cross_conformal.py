@@ -1,4 +1,4 @@
-"""Predictions of a new row by models that were each fitted without other calibration rows: `CrossConformal`."""
+"""`CrossConformal`: predictions of a new row by models, each fitted without some of the calibration rows."""
 # Equinox lets a property stand for an abstract variable; the type checker does not know that.
 # pyright: reportIncompatibleVariableOverride=false
 
@@ -23,28 +23,31 @@ _CENTERS_AT_ONCE = 2**22
 
 
 class CrossConformal(Distribution):
-    """Predictions whose central intervals are those of CV+, the jackknife+ or the jackknife+-after-bootstrap.
+    """Predictions with the central intervals of CV+, the jackknife+ or the jackknife+-after-bootstrap.
 
-    Calibration row i has an error R_i of the models that were fitted without it, and these predict a new row x by
-    their average, the center c_i(x) = sum_k predictions_k(x) weights_ki. The 2 L values c_i(x) -+ R_i, or
-    c_i(x) -+ s_i(x) R_i with the average s_i(x) of the models' stds, are equally likely: mean, std, cdf, score and
-    samples are those of this table. Quantiles are those of `functional.quantiles.jackknife_plus_quantile`: they read
-    the values c_i - R_i below the median and c_i + R_i above it, at ranks that guarantee a coverage. So `icdf` is not
-    quite the inverse of `cdf`. They are rounded away from the median, and what is within rounding of y counts as equal
-    to it (`functional.rounding`).
+    Some of the models were fitted without calibration row i. This row has an error R_i of these models. Their average
+    prediction of a new row x is the center c_i(x) = sum_k predictions_k(x) weights_ki. The 2 L values c_i(x) -+ R_i are
+    equally likely. With stds, they are c_i(x) -+ s_i(x) R_i, where s_i(x) is the average of the models' stds. Mean,
+    std, cdf, score and samples belong to this table.
 
-    No [n, L] array is made where n and L are large: rows come in batches.
+    `functional.quantiles.jackknife_plus_quantile` computes the quantiles. Below the median it reads the values
+    c_i - R_i, and above the median the values c_i + R_i, at ranks that guarantee a coverage. So `icdf` is not exactly
+    the inverse of `cdf`. Quantiles are rounded away from the median. A value within rounding of y counts as equal to y
+    (`functional.rounding`).
+
+    Rows are computed in batches, so that no [n, L] array is made where n and L are large.
 
     Args:
         predictions: [n, K] the predictions of K models.
-        weights: [K, L] for each calibration row the weights of the models that were fitted without it; not negative,
-            with sum 1.
-        errors: [L] the absolute errors of the calibration rows, in units of `stds` where these are given. They may be
-            infinite, and quantiles then are, too; mean, std, score and samples take the largest finite one for them.
+        weights: [K, L] the weights of the models that were fitted without each calibration row; not negative, with
+            sum 1 for each row.
+        errors: [L] the absolute errors of the calibration rows, in units of `stds` if `stds` are given. If errors are
+            infinite, quantiles can be infinite, too. Mean, std, score and samples replace an infinite error by the
+            largest finite error.
         stds: [n, K] the models' stds; None for errors on the scale of y.
 
     Raises:
-        ValueError: if an argument is empty, not finite, of the wrong shape or negative, or weights do not sum to 1.
+        ValueError: if an argument is empty, not finite, negative or of the wrong shape, or weights do not sum to 1.
 
     Source: Barber, Candes, Ramdas and Tibshirani, Annals of Statistics 49 (2021); Kim, Xu and Barber, NeurIPS 2020.
 
@@ -79,7 +82,7 @@ class CrossConformal(Distribution):
 
     @property
     def reach(self) -> Reach:
-        """As far as the ranks of the calibration rows reach."""
+        """The levels that the ranks of the calibration rows reach."""
         return Reach.of_rows(self.errors.shape[-1], central=True)
 
     @property
@@ -96,13 +99,14 @@ class CrossConformal(Distribution):
         def std(row: _Row) -> Array:
             deviations = row.centers - row.centers.mean()
             unit = linalg.scale_of(deviations, row.widths)
+            # The mean of (d +- w)^2 over both signs is d^2 + w^2.
             return unit * linalg.sqrt(jnp.mean((deviations / unit) ** 2 + (row.widths / unit) ** 2))
 
         return self._each_row(std)
 
     @of_targets
     def cdf(self, y: Values) -> Float[Array, "*n"]:
-        """The fraction of the table up to y, as far as rounding can tell."""
+        """The fraction of the table's values that are at most y, up to rounding."""
 
         def fraction(row: _Row, y: Array) -> Array:
             infinite = jnp.isinf(row.margins)
@@ -114,7 +118,7 @@ class CrossConformal(Distribution):
 
     @of_targets
     def log_prob(self, y: Values) -> Float[Array, "*n"]:
-        """-inf everywhere: a distribution of atoms has no density."""
+        """-inf everywhere, because a distribution of atoms has no density."""
         return jnp.full_like(match(y, self.mean), -jnp.inf)
 
     @of_targets
@@ -126,9 +130,9 @@ class CrossConformal(Distribution):
     def interval(self, confidence_level: ArrayLike) -> tuple[Float[Array, "*n"], Float[Array, "*n"]]:
         """The ends (lower, upper) of the central interval, which has the coverage of `guarantee`.
 
-        With a = 1 - confidence_level these are the floor(a (L + 1))-th smallest of the centers minus errors, and the
-        ceil((1 - a) (L + 1))-th smallest of the centers plus errors, or the median of the centers where that lies
-        outside: the quantiles at (1 -+ confidence_level) / 2.
+        The ends are the quantiles at (1 -+ confidence_level) / 2. Let a = 1 - confidence_level. The lower end is the
+        floor(a (L + 1))-th smallest center minus error. The upper end is the ceil((1 - a) (L + 1))-th smallest center
+        plus error. If the median of the centers lies outside, it replaces an end.
         """
         confidence_level = _checks.as_fraction("confidence_level", confidence_level)
         level = (1 + confidence_level) / 2
@@ -147,7 +151,7 @@ class CrossConformal(Distribution):
 
     @_programs.jit
     def _both(self, levels: Float[Array, " 2"]) -> tuple[Float[Array, "*n"], Float[Array, "*n"]]:
-        """The quantiles at two levels, for which a row is sorted once."""
+        """The quantiles at two levels. A row is sorted once for both."""
         ends = self._quantiles(levels)
         return ends[..., 0], ends[..., 1]
 
@@ -157,14 +161,14 @@ class CrossConformal(Distribution):
 
     @_programs.jit
     def quantile(self, p: Float[Array, "*n"]) -> Float[Array, "*n"]:
-        """That of the jackknife+, rounded away from the median."""
+        """The quantile of the jackknife+, rounded away from the median."""
         return self._each_row(lambda row, p: row.quantile(p), p)
 
     def _each_row(self, function: Callable[..., Array], *values: Array) -> Array:
-        """The function of a row's table, and of its values, for every row."""
-        if self.predictions.ndim > 2:  # leading axes, of runs
+        """Apply a function of a row's table and of its values to every row."""
+        if self.predictions.ndim > 2:  # there are leading axes, of runs
             return jax.vmap(lambda run, *values: run._each_row(function, *values))(self, *values)
-        # An average of m values is rounded m - 1 times, and in another order than when the errors were made.
+        # An average of m values is rounded m - 1 times, in another order than in the computation of the errors.
         roundings = (jnp.count_nonzero(self.weights, axis=0) + 3).astype(self.weights.dtype) / 4
 
         def row(inputs: tuple[Array, Array | None, tuple[Array, ...]]) -> Array:
@@ -181,12 +185,12 @@ class CrossConformal(Distribution):
 
 
 class _Row(NamedTuple):
-    """What a prediction is made of.
+    """The parts of one row's prediction.
 
     Attributes:
-        centers: of the models that were fitted without each calibration row [L].
-        widths: the errors of the calibration rows, in units of these models' stds [L].
-        margins: how far rounding may be off, of a center and a width [L]; infinite where an error is.
+        centers: the average predictions of the models that were fitted without each calibration row [L].
+        widths: the errors of the calibration rows, times the average stds of these models [L].
+        margins: the largest rounding error of a center plus a width [L]; infinite where an error is infinite.
     """
 
     centers: Float[Array, " l"]
@@ -199,12 +203,12 @@ class _Row(NamedTuple):
         return jnp.concatenate([self.centers - self.widths, self.centers + self.widths])
 
     def quantile(self, p: Float[Array, "*k"]) -> Float[Array, "*k"]:
-        """That of the jackknife+, rounded away from the median."""
+        """The quantile of the jackknife+, rounded away from the median."""
         return quantiles.jackknife_plus_quantile(self.centers, self.widths + self.margins, p)
 
 
 def _dot(a: Float[Array, "..."], b: Float[Array, "..."]) -> Float[Array, "..."]:
-    """The product of matrices in the full precision of their dtype, which is not the default of a GPU."""
+    """The product of matrices in the full precision of their dtype. By default a GPU uses a lower precision."""
     return jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
 
 

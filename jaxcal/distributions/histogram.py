@@ -1,4 +1,4 @@
-"""Distributions by masses between edges, as a model that classifies the target's bins gives them: `Histogram`."""
+"""`Histogram`: distributions by masses between edges, for example from a model that classifies the target's bins."""
 # Equinox lets a property stand for an abstract variable; the type checker does not know that.
 # pyright: reportIncompatibleVariableOverride=false
 
@@ -25,36 +25,38 @@ from jaxcal.distributions._rows import Values
 from jaxcal.functional import linalg, normal
 
 _TAILS = ("uniform", "half_normal")
-# Of larger tables a program needs less memory than NumPy.
+# For larger tables a program needs less memory than NumPy.
 _MOST = 2**21
-# Of |N|, N standard normal: its median, its mean, its variance, and the mean of the smaller of two such values.
+# For |N| with N standard normal: its median, its mean, its variance, and the mean of the smaller of two such values.
 _MEDIAN = 0.6744897501960817
 _MEAN = math.sqrt(2 / math.pi)
 _VARIANCE = 1 - 2 / math.pi
 _SMALLER = (2 * math.sqrt(2) - 2) / math.sqrt(math.pi)
 _LOG_2 = math.log(2)
-# |N| is never so far out, in any dtype.
+# P(|N| > 40) is 0 in every dtype.
 _FAR = 40.0
 
 
 class Histogram(Distribution):
     """Predictions given by their masses in k bins, between k + 1 edges.
 
-    Within a bin the density is constant. With tails="uniform" it is 0 beyond the outermost edges, and the log density
-    of a target there is -inf. With tails="half_normal" the outermost bins have no outer edge. Each is half of a normal
-    distribution, which starts at the bin's inner edge, with half of the mass within the bin. So there is a density
-    everywhere. This is the bar distribution with full support of TabPFN (Mueller et al., "Transformers Can Do Bayesian
-    Inference", ICLR 2022). A bin without a width is an atom, which the density omits. All methods are exact for
-    this distribution.
+    Within a bin the density is constant. There are two kinds of tails:
+
+    - tails="uniform": the density is 0 beyond the outermost edges, and the log density of a target there is -inf.
+    - tails="half_normal": the outermost bins have no outer edge. Each is half of a normal distribution, which starts at
+      the bin's inner edge and has half of its mass within the bin. So there is a density everywhere. This is the bar
+      distribution with full support of TabPFN (Mueller et al., "Transformers Can Do Bayesian Inference", ICLR 2022).
+
+    A bin without a width is an atom, which the density omits. All methods are exact for this distribution.
 
     Args:
         edges: [k + 1], the same for all rows, or [n, k + 1]; finite, not decreasing along a row.
         masses: [n, k], the probability of each bin, not negative; the sum of a row is 1.
-        tails: "uniform" or "half_normal", which needs two bins at least.
+        tails: "uniform", or "half_normal", which needs at least two bins.
 
     Raises:
-        ValueError: if the edges are of another shape, are not finite or decrease; if a mass is negative or not finite;
-            if the sum of a row is not 1; if tails is another word.
+        ValueError: if the edges have another shape, are not finite or decrease. Also if a mass is negative or not
+            finite, the sum of a row is not 1, or tails is another word.
 
     Example:
         >>> distribution = Histogram(np.array([0.0, 1.0, 3.0]), np.array([[0.5, 0.5], [0.1, 0.9]]))
@@ -88,106 +90,112 @@ class Histogram(Distribution):
 
     @property
     def is_continuous(self) -> bool:
-        """With half normal tails, which are everywhere."""
+        """Whether the tails are half normal, so that there is a density everywhere."""
         return self.tails == "half_normal"
 
     @property
     def _in_numpy(self) -> bool:
-        """Of one run, up to so many masses."""
+        """NumPy computes the methods of one run of up to 2^21 masses."""
         return self.masses.ndim == 2 and self.masses.size <= _MOST
 
     @property
     def _shared(self) -> Mapping[str, int]:
-        """The edges, unless each row has its own. Leading axes, of runs, are common to edges and masses."""
+        """The edges, unless each row has its own. Edges and masses have the leading axes of runs in common."""
         return {"edges": 1} if self.edges.ndim < self.masses.ndim else {}
 
     @property
     @numpy_or_jit(when=numpy_knows)
     def mean(self) -> Float[AnyArray, "*n"]:
-        """The sum of the bins' means, by their masses."""
+        """The sum of the bins' means, weighted by the masses."""
         bins, center = self._bins, self._center
         return center + (self.masses * (bins.mean - center[..., None])).sum(-1)
 
     @property
     @numpy_or_jit(when=numpy_knows)
     def std(self) -> Float[AnyArray, "*n"]:
-        """The root of the variance within the bins and between their means."""
+        """The root of the variance within the bins plus the variance between their means."""
         bins = self._bins
         deviation, within = bins.mean - self.mean[..., None], bins.std
         unit = linalg.scale_of(deviation, within, axis=-1)
+        # var = sum_k m_k ((mu_k - mu)^2 + s_k^2), in units of the scale of its terms.
         squares = self.masses * ((deviation / unit) ** 2 + (within / unit) ** 2)
         return unit[..., 0] * linalg.sqrt(squares.sum(-1))
 
     @of_targets
     def cdf(self, y: Values) -> Float[AnyArray, "*n"]:
-        """The masses of the bins below, and the part of the bin of y that lies below it."""
+        """The sum of the masses of the lower bins, plus the mass of y's bin below y."""
         y = match(y, self._center)
-        found = self._bin_of(y)
-        xp, fraction = namespace(y, found.mass), found.fraction(y)
+        bin_of_y = self._bin_of(y)
+        xp, fraction = namespace(y, bin_of_y.mass), bin_of_y.fraction(y)
         if self.tails == "half_normal":
-            beyond = 2 * special(y).ndtr(-found.score(y))
-            fraction = xp.where(found.is_last, 1 - beyond, xp.where(found.is_first, beyond, fraction))
-        return xp.minimum(found.below + found.mass * fraction, 1)
+            beyond = 2 * special(y).ndtr(-bin_of_y.score(y))
+            fraction = xp.where(bin_of_y.is_last, 1 - beyond, xp.where(bin_of_y.is_first, beyond, fraction))
+        return xp.minimum(bin_of_y.below + bin_of_y.mass * fraction, 1)
 
     @of_targets
     def log_prob(self, y: Values) -> Float[AnyArray, "*n"]:
-        """The log of the mass of y's bin over its width, or of the tail's density; -inf where there is no mass."""
+        """The log of the mass of y's bin over its width, or of the tail's density; -inf where the mass is 0."""
         y = match(y, self._center)
-        found = self._bin_of(y)
-        xp = namespace(y, found.mass)
-        log_density = -xp.log(found.safe(found.width))
+        bin_of_y = self._bin_of(y)
+        xp = namespace(y, bin_of_y.mass)
+        log_density = -xp.log(bin_of_y.safe(bin_of_y.width))
         if self.tails == "half_normal":
-            tail = _LOG_2 + normal.log_prob(found.score(y), 0, 1) - xp.log(found.safe(found.scale))
-            log_density = xp.where(found.is_first | found.is_last, tail, log_density)
+            tail = _LOG_2 + normal.log_prob(bin_of_y.score(y), 0, 1) - xp.log(bin_of_y.safe(bin_of_y.scale))
+            log_density = xp.where(bin_of_y.is_first | bin_of_y.is_last, tail, log_density)
             is_inside = xp.ones_like(y, dtype=bool)
         else:
             is_inside = (y >= self._edges[..., 0]) & (y <= self._edges[..., -1])
-        is_there = is_inside & (found.mass > 0) & (found.width > 0)
-        return xp.where(is_there, xp.log(xp.where(is_there, found.mass, 1)) + log_density, -np.inf)
+        is_there = is_inside & (bin_of_y.mass > 0) & (bin_of_y.width > 0)
+        return xp.where(is_there, xp.log(xp.where(is_there, bin_of_y.mass, 1)) + log_density, -np.inf)
 
     @of_targets
     def crps(self, y: Values) -> Float[AnyArray, "*n"]:
-        """E|Y - y| - E|Y - Y'| / 2: sums over the bins of mean distances, and of integrals of the cdf's F (1 - F)."""
+        """E|Y - y| - E|Y - Y'| / 2: the mean distances of all bins, minus the integrals of F (1 - F)."""
         y = match(y, self._center)
         xp, bins, mass, level = namespace(y, self.masses), self._bins, self.masses, self._levels
         is_finite = abs(y) < np.inf
         distance = bins.distance(xp.where(is_finite, y, self._center)[..., None])
         spread = level * (1 - level)
-        # By the trapezoidal rule, and what it lacks of a parabola.
+        # F (1 - F) is a parabola in a bin: the trapezoidal rule, plus its error m^2 / 6 for a bin of mass m.
         inside = bins.width * ((spread[..., :-1] + spread[..., 1:]) / 2 + mass**2 / 6)
+        # 1 - F is m S in a tail of mass m. The integral of m S (1 - m S) is m E|N| - m^2 E min(|N|, |N'|).
         tail = bins.scale * mass * (_MEAN - mass * _SMALLER)
         return xp.where(is_finite, (mass * distance - xp.where(bins.is_tail, tail, inside)).sum(-1), np.inf)
 
     @numpy_or_jit(when=numpy_knows)
     def _quantiles(self, levels: Float[AnyArray, "..."]) -> Float[AnyArray, "..."]:
-        """The quantiles at checked levels: the masses are summed up once for all."""
+        """The quantiles at checked levels. The masses are summed once for all levels."""
         sums = self._levels
         return at_levels(lambda p: self._quantile(sums, p), levels, self._center)
 
     def quantile(self, p: Float[AnyArray, "*n"]) -> Float[AnyArray, "*n"]:
-        """The edge below the level's bin, and the part of the bin; the outermost edges with mass at levels 0 and 1."""
+        """The lower edge of the level's bin, plus a part of its width; at levels 0 and 1 the outermost edges with mass.
+
+        With half normal tails the quantile at such a level is infinite.
+        """
         return self._quantile(self._levels, p)
 
     def _quantile(self, levels: Float[AnyArray, "*n k1"], p: Float[AnyArray, "*n"]) -> Float[AnyArray, "*n"]:
-        """The same, of the cdf at the edges."""
+        """The quantile, with the levels of the edges already computed."""
         inner = levels[..., 1:-1]
-        found = self._at(((inner < p[..., None]) | (inner <= 0)).sum(-1), levels)
-        xp, mass = namespace(p, found.mass), found.above - found.below  # so that level 1 is the end to the last digit
+        bin_of_p = self._at(((inner < p[..., None]) | (inner <= 0)).sum(-1), levels)
+        # The mass is a difference of levels, so that level 1 gives the end to the last digit.
+        xp, mass = namespace(p, bin_of_p.mass), bin_of_p.above - bin_of_p.below
         has_mass = mass > 0
         mass = xp.where(has_mass, mass, 1)
-        value = found.start + found.width * xp.clip((p - found.below) / mass, 0, 1)
+        value = bin_of_p.start + bin_of_p.width * xp.clip((p - bin_of_p.below) / mass, 0, 1)
         if self.tails == "uniform":
             return value
-        beyond = xp.clip(xp.where(found.is_last, 1 - p, p) / mass, 0, 1)
+        beyond = xp.clip(xp.where(bin_of_p.is_last, 1 - p, p) / mass, 0, 1)
         is_end = beyond <= 0
         score = xp.where(is_end, np.inf, -special(p).ndtri(xp.where(is_end, 1, beyond) / 2))
-        distance = found.scale * xp.where(found.width > 0, score, 0)
-        tail = xp.where(found.is_last, found.start + distance, found.end - distance)
-        return xp.where((found.is_first | found.is_last) & has_mass, tail, value)
+        distance = bin_of_p.scale * xp.where(bin_of_p.width > 0, score, 0)
+        tail = xp.where(bin_of_p.is_last, bin_of_p.start + distance, bin_of_p.end - distance)
+        return xp.where((bin_of_p.is_first | bin_of_p.is_last) & has_mass, tail, value)
 
     @property
     def _edges(self) -> Float[AnyArray, "*n k1"]:
-        """Those of each row."""
+        """The edges of each row."""
         edges = self.edges if not self._shared else self.edges[..., None, :]
         return namespace(edges).broadcast_to(edges, (*self.masses.shape[:-1], edges.shape[-1]))
 
@@ -198,7 +206,7 @@ class Histogram(Distribution):
 
     @property
     def _levels(self) -> Float[AnyArray, "*n k1"]:
-        """The cdf at the edges, or of tails at their starts, 0 and 1 at the ends."""
+        """The cdf at the inner edges, with 0 and 1 at the ends."""
         xp = namespace(self.masses)
         sums = xp.cumsum(self.masses, axis=-1)
         sums = sums / sums[..., -1:]  # 1 at the last mass, whatever the rounding
@@ -217,7 +225,7 @@ class Histogram(Distribution):
         return _Bins(edges[..., :-1], edges[..., 1:], spread(is_first), spread(is_last))
 
     def _bin_of(self, y: Float[AnyArray, "*n"]) -> "_Found":
-        """The bin of each row's value; that of an inner edge is the upper one."""
+        """The bin of each row's value. A value at an inner edge lies in the upper bin."""
         return self._at((self._edges[..., 1:-1] <= y[..., None]).sum(-1), self._levels)
 
     def _at(self, number: Int[AnyArray, "*n"], levels: Float[AnyArray, "*n k1"]) -> "_Found":
@@ -253,7 +261,7 @@ class _Bins(NamedTuple):
 
     @property
     def scale(self) -> Float[AnyArray, "..."]:
-        """That of the normal distribution of a tail."""
+        """The scale of the normal distribution of a tail."""
         return self.width / _MEDIAN
 
     @property
@@ -269,8 +277,9 @@ class _Bins(NamedTuple):
     def distance(self, y: Float[AnyArray, "..."]) -> Float[AnyArray, "..."]:
         """The mean distance of a value from y.
 
-        Of a uniform one it is (d^2 / h + h) / 2 at distances d from the middle of up to the half width h, and d beyond.
-        Of a tail's |N| it is E|N| - z at z below its start, and z - E|N| + 2 E(|N| - z)+ above.
+        Let a uniform bin have the half width h, and y the distance d from its middle. Then the mean distance is
+        (d^2 / h + h) / 2 if d < h, else d. For a tail, y is at z in units of |N|. The mean distance is E|N| - z before
+        the tail's start, and z - E|N| + 2 E(|N| - z)+ after it.
         """
         xp = namespace(y, self.start)
         half = self.width / 2
@@ -302,7 +311,7 @@ class _Found(NamedTuple):
 
     @property
     def scale(self) -> Float[AnyArray, "*n"]:
-        """That of the normal distribution of a tail."""
+        """The scale of the normal distribution of a tail."""
         return self.width / _MEDIAN
 
     def safe(self, size: Float[AnyArray, "*n"]) -> Float[AnyArray, "*n"]:
@@ -310,19 +319,19 @@ class _Found(NamedTuple):
         return namespace(size).where(self.width > 0, size, 1)
 
     def fraction(self, y: Float[AnyArray, "*n"]) -> Float[AnyArray, "*n"]:
-        """The part of a bin of constant density below y; all of an atom that is y."""
+        """The fraction of a bin of constant density below y. For an atom it is 1 if y is not below it, else 0."""
         xp, part = namespace(y, self.start), (y - self.start) / self.safe(self.width)
         return xp.where(self.width > 0, xp.clip(part, 0, 1), (y >= self.start).astype(part.dtype))
 
     def score(self, y: Float[AnyArray, "*n"]) -> Float[AnyArray, "*n"]:
-        """How far beyond the inner edge of a tail y is, in its scale; 0 in other bins."""
+        """The distance of y from the inner edge of a tail, in units of the tail's scale; 0 in other bins."""
         xp = namespace(y, self.start)
         beyond = xp.where(self.is_last, y - self.start, self.end - y) / self.safe(self.scale)
         return xp.where(self.is_first | self.is_last, xp.where(self.width > 0, beyond, np.inf), 0)
 
 
 def _check_sums(masses: Float[JaxArray, "n k"]) -> None:
-    """Raise ValueError unless the known masses of every row have the sum 1."""
+    """Raise ValueError unless the known masses of every row sum to 1."""
     if _checks.is_traced(masses):
         return
     sums = np.asarray(masses).sum(axis=1)
@@ -333,5 +342,5 @@ def _check_sums(masses: Float[JaxArray, "n k"]) -> None:
 
 @numpy_or_jit
 def _with_sum_1(masses: Float[JaxArray, "n k"]) -> Float[JaxArray, "n k"]:
-    """The masses without the rounding of their sums."""
+    """The masses divided by their sum, which differs from 1 by rounding."""
     return masses / masses.sum(-1, keepdims=True)

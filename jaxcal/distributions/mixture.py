@@ -1,4 +1,4 @@
-"""Distributions of an ensemble: `Mixture`."""
+"""`Mixture`: the distributions of an ensemble."""
 # Equinox lets a property stand for an abstract variable; the type checker does not know that.
 # pyright: reportIncompatibleVariableOverride=false
 
@@ -22,21 +22,22 @@ from jaxcal.functional import linalg, quantiles, scores
 
 T = TypeVar("T")
 
-# By the class of the members, up to how many values of a parameter NumPy answers. An interval of 100,000 rows and five
-# normal members takes 0.7 of a warm program's time in 64 bits, and 4 times as long in 32 bits. The score of Student t
-# members is a quadrature of searches: 1,000 rows take 1.1 s in 64 bits, a warm program 0.5 s, its compilation 1.4 s.
+# For each class of members, the largest number of values of a parameter for which NumPy is used. For an interval of
+# 100,000 rows and five normal members in 64 bits, NumPy takes 0.7 times as long as a warm program. In 32 bits it takes
+# 4 times as long. The score of Student t members is a quadrature of searches. For 1,000 rows in 64 bits NumPy takes
+# 1.1 s, a warm program takes 0.5 s, and its compilation takes 1.4 s.
 _MOST = {Normal: 2**18, Point: 2**18, StudentT: 2**12}
 
 
 class Mixture(Distribution):
-    """Mixtures of m distributions of one class, as an ensemble gives them.
+    """Mixtures of m distributions of one class, for example the predictions of an ensemble.
 
     The cdf of a row is the weighted mean of its members' cdfs.
 
     Args:
-        components: a Distribution all of whose arrays have a leading member axis of length m, as a `vmap`
-            over the members makes it.
-        weights: [m], not negative, with sum 1; equal where it is None.
+        components: a Distribution whose arrays all have a leading member axis of length m. A `vmap` over the members
+            makes it.
+        weights: [m], not negative, with sum 1; None for equal weights.
 
     Example:
         >>> members = jax.vmap(Normal)(jnp.array([[-1.0], [1.0]]), jnp.array([[1.0], [1.0]]))
@@ -63,18 +64,18 @@ class Mixture(Distribution):
 
     @property
     def has_density(self) -> bool:
-        """As of the members."""
+        """Whether the members have a density."""
         return self.components.has_density
 
     @property
     def is_continuous(self) -> bool:
-        """As of the members."""
+        """Whether the members are continuous."""
         return self.components.is_continuous
 
     @property
     def reach(self) -> Reach:
-        """It goes from the lowest to the highest level of a member."""
-        # Members without limits need not be cut out one by one.
+        """The levels from the lowest level of a member to the highest level of a member."""
+        # If the members have no limits, there is no need to take them one by one.
         if type(self.components).reach is Distribution.reach:
             return EVERYWHERE
         of_member = lambda k: jax.tree.map(lambda leaf: leaf[k], self.components).reach
@@ -84,12 +85,12 @@ class Mixture(Distribution):
 
     @property
     def _in_numpy(self) -> bool:
-        """Of members whose parameters are numbers, and so many of them that NumPy is nearly as fast as a program."""
+        """NumPy computes the methods of plain members with few values, where it is nearly as fast as a program."""
         return self._num_filled is not None and jax.tree.leaves(self.components)[0].size <= _MOST[type(self.components)]
 
     @property
     def _num_filled(self) -> int | None:
-        """Of members whose parameters are numbers."""
+        """The number of rows if the members are plain: each parameter of a member has one number for each row."""
         leaves = jax.tree.leaves(self.components)
         is_plain = type(self.components) in _MOST and self.weights.ndim == 1
         return leaves[0].shape[1] if is_plain and all(leaf.ndim == 2 for leaf in leaves) else None
@@ -106,6 +107,7 @@ class Mixture(Distribution):
         """The root of the mean of the members' variances plus the variance of their means."""
         means, stds = self._each(lambda member: (member.mean, member.std))
         deviations = means - self._average(means)[None]
+        # var = sum_k w_k (s_k^2 + (m_k - m)^2), in units of the scale of its terms.
         unit = linalg.scale_of(stds, deviations, axis=0)
         return unit[0] * linalg.sqrt(self._average((stds / unit) ** 2 + (deviations / unit) ** 2))
 
@@ -119,14 +121,17 @@ class Mixture(Distribution):
         """The log of the weighted mean of the members' densities."""
         logs = self._each(lambda member, y: member.log_prob(y), y)
         xp, dense = namespace(logs), (logs > -np.inf).any(0)
-        # Where no member has a density the derivatives are 0, not NaN.
+        # If no member has a density at y, the derivatives are 0, not NaN.
         logs = xp.where(dense[None], logs, 0)
         weights = xp.broadcast_to(self._columns(logs.ndim), logs.shape)
         return xp.where(dense, special(logs).logsumexp(logs, axis=0, b=weights), -np.inf)
 
     @of_targets
     def crps(self, y: Values) -> Float[JaxArray, "*n"]:
-        """Closed for normal and point members; for others by quadrature, `functional.scores.mixture_crps`."""
+        """The score: a closed form for normal and point members, else by `functional.scores.mixture_crps`.
+
+        That function is a quadrature.
+        """
         y = match(y, self.mean)
         if isinstance(self.components, Normal | Point):
             return scores.normal_mixture_crps(y, self.components.mean, self.components.std, self.weights)
@@ -150,28 +155,28 @@ class Mixture(Distribution):
         """The root of the cdf, by a bracketing search between the quantiles of the members."""
         if isinstance(self.components, Point):
             return quantiles.weighted_quantile(self.components.mean, self.weights, p)
-        # The members' quantiles only bracket the mixture's: no derivative passes through them.
+        # The members' quantiles bracket the mixture's quantile. No derivative passes through the bracket.
         bracketing = jax.tree.map(constant, self)
         ends = bracketing._each(lambda member, p: member.quantile(p), constant(p))
         density = lambda y: namespace(y).exp(self.log_prob(y))
         return quantiles.invert_cdf(self.cdf, p, ends.min(0), ends.max(0), density)
 
     def _axes(self) -> "Mixture":
-        """Behind that of the members, in the arrays of the components."""
+        """The axis of rows of every array. In the arrays of the components it comes after the member axis."""
         self._check_one_run()
         member = jax.eval_shape(lambda stack: jax.tree.map(lambda leaf: leaf[0], stack), self.components)
         behind = jax.tree.map(lambda axis: axis + 1 if axis >= 0 else axis, member._axes())
         return replaced(jax.tree.map(lambda _: -1, self), components=behind)
 
     def _each(self, function: Callable[..., T], *values: Values) -> T:
-        """The function of every member and of values of the rows, stacked [m, n]."""
-        if is_working():  # with formulas that hold for all members at once
+        """The results of a function of each member and of values of the rows, stacked [m, n]."""
+        if is_working():  # the formulas of NumPy hold for all members at once
             all_rows = jax.tree.leaves(self.components)[0]
             return function(self.components, *(np.broadcast_to(match(v, all_rows[0]), all_rows.shape) for v in values))
         return jax.vmap(lambda member: function(member, *values))(self.components)
 
     def _columns(self, ndim: int) -> Float[JaxArray, "*m"]:
-        """The weights, with axes of length 1 for all but the members."""
+        """The weights with further axes of length 1, to multiply values of the members."""
         return namespace(self.weights).expand_dims(self.weights, tuple(range(1, ndim)))
 
     def _average(self, values: Float[JaxArray, " m *n"]) -> Float[JaxArray, "*n"]:

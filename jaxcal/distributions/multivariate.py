@@ -1,7 +1,8 @@
 """Distributions of vector targets: every row is a prediction of t outcomes at once.
 
-They are no `Distribution`s, whose rows are numbers: a vector has no quantiles. The distribution of one component, as
-`marginal` gives it, is one; and `whiten` takes outcomes apart into components that can be calibrated one by one.
+They are no `Distribution`s, whose rows are numbers, because a vector has no quantiles. The distribution of one
+component is a `Distribution`: `marginal` gives it. `whiten` transforms outcomes to components that can be calibrated
+one by one.
 """
 # Equinox lets a property stand for an abstract variable; the type checker does not know that.
 # pyright: reportIncompatibleVariableOverride=false
@@ -25,7 +26,10 @@ from jaxcal.functional import linalg
 
 
 class Multivariate(Rows):
-    """A predictive distribution of t outcomes for each of n rows: a location, and a triangular factor of its spread."""
+    """A predictive distribution of t outcomes for each of n rows.
+
+    A row has a location, and a triangular factor of its spread.
+    """
 
     mean: eqx.AbstractVar[Float[Array, "*n t"]]
     covariance: eqx.AbstractVar[Float[Array, "*n t t"]]
@@ -53,6 +57,7 @@ class Multivariate(Rows):
         """Independent random vectors, of shape `shape` + [n, t]."""
         _checks.check_key(key)
         white = self._sample_white(key, math.prod(shape))
+        # y = loc + factor w, with w white.
         values = jax.vmap(lambda white: self.loc + _times(self.factor, white))(white)
         return values.reshape(shape + self.loc.shape)
 
@@ -126,11 +131,11 @@ class MultivariateNormal(Multivariate):
 class MultivariateEmpirical(Multivariate):
     """Predictions loc + factor Z, with Z uniform on one table of whitened vectors that all rows share.
 
-    The components of a vector stay together: what of their dependence the factor does not explain, the table does.
+    The components of a vector stay together. So the table holds the dependence that the factor does not explain.
 
     Args:
         loc: [n, t].
-        factor: [n, t, t], lower triangular with a positive diagonal, of a covariance by Cholesky, say.
+        factor: [n, t, t], lower triangular with a positive diagonal, for example the Cholesky factor of a covariance.
         z: [L, t], whitened vectors.
 
     Example:
@@ -154,19 +159,19 @@ class MultivariateEmpirical(Multivariate):
 
     @property
     def mean(self) -> Float[Array, "*n t"]:
-        """The mean of the table, placed."""
+        """loc + factor m, with m the mean of the table."""
         return self.loc + _times(self.factor, jnp.broadcast_to(self.z.mean(-2, keepdims=True), self.loc.shape))
 
     @property
     def covariance(self) -> Float[Array, "*n t t"]:
-        """factor C factor^T, with C the covariance of the table (with the divisor L)."""
+        """F C F^T, with the factor F, and the covariance C of the table (with the divisor L)."""
         deviations = self.z - self.z.mean(-2, keepdims=True)
         table = deviations.mT @ deviations / self.z.shape[-2]
         table = jnp.broadcast_to(jnp.expand_dims(table, -3), self.factor.shape)
         return self.factor @ table @ self.factor.mT
 
     def marginal(self, j: int) -> Empirical:
-        """The distribution of component j: a sorted table for every row, [n, L] values in all.
+        """The distribution of component j: a sorted table for every row, [n, L] values in total.
 
         Raises:
             ValueError: if there is no such component.

@@ -1,4 +1,4 @@
-"""Distributions by a formula: `Point`, `Normal`, `StudentT`."""
+"""Distributions with a formula: `Point`, `Normal`, `StudentT`."""
 # Equinox lets a property stand for an abstract variable; the type checker does not know that.
 # pyright: reportIncompatibleVariableOverride=false
 
@@ -20,7 +20,7 @@ class Point(Distribution):
     """Predictions without a spread: all the probability lies at `mean`.
 
     Args:
-        mean: [n], or of several outputs [n, t].
+        mean: [n], or [n, t] for several outputs.
 
     Example:
         >>> print(Point(jnp.array([1.0, 2.0])).crps(3.0))
@@ -38,7 +38,7 @@ class Point(Distribution):
     @property
     @numpy_or_jit
     def std(self) -> Float[AnyArray, "*n"]:
-        """Zeros."""
+        """The std, which is 0 in every row."""
         return namespace(self.mean).zeros_like(self.mean)
 
     @of_targets
@@ -48,7 +48,7 @@ class Point(Distribution):
 
     @of_targets
     def log_prob(self, y: Values) -> Float[AnyArray, "*n"]:
-        """-inf everywhere: there is no density."""
+        """-inf everywhere, because there is no density."""
         return namespace(self.mean).full_like(match(y, self.mean), -np.inf)
 
     @of_targets
@@ -65,7 +65,7 @@ class Normal(Distribution):
     """Normal predictions. Rows with std 0 are points.
 
     Args:
-        mean: [n], or of several outputs [n, t], or one number for all rows.
+        mean: [n], or [n, t] for several outputs, or one number for all rows.
         std: likewise; not negative.
 
     Example:
@@ -97,32 +97,32 @@ class Normal(Distribution):
 
     @of_targets
     def crps(self, y: Values) -> Float[AnyArray, "*n"]:
-        """The closed form of `functional.normal.crps`."""
+        """The score by the closed form of `functional.normal.crps`."""
         return normal.crps(match(y, self.mean), self.mean, self.std)
 
     @_programs.jit
     def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[AnyArray, "..."]:
-        """Values mean + std * z, z standard normal."""
+        """Values mean + std * z, with z standard normal."""
         _checks.check_key(key)
         z = jax.random.normal(key, shape + self.mean.shape, self.mean.dtype)
         return place(z, self.mean, self.std)
 
     @numpy_or_jit
     def _quantiles(self, levels: Float[AnyArray, "..."]) -> Float[AnyArray, "..."]:
-        """Those of the standard normal distribution, found once for all rows, placed."""
+        """mean + std * z, with the standard normal quantiles z, which are computed once for all rows."""
         z = special(self.mean, levels).ndtri(levels.astype(self.mean.dtype))
         return place_levels(z if z.ndim == 0 else z.reshape((1,) * self.mean.ndim + (-1,)), self.mean, self.std)
 
     def quantile(self, p: Float[AnyArray, "*n"]) -> Float[AnyArray, "*n"]:
-        """mean + std * z, z of the standard normal distribution."""
+        """mean + std * z, with z the standard normal quantile."""
         return place(special(p).ndtri(p), self.mean, self.std)
 
 
 class StudentT(Distribution):
-    """Student t predictions, loc + scale * T with T of `df` degrees of freedom. Rows with scale 0 are points.
+    """Student t predictions loc + scale * T, with `df` degrees of freedom of T. Rows with scale 0 are points.
 
     Args:
-        df: degrees of freedom, [n], or of several outputs [n, t], or one number for all rows; positive.
+        df: degrees of freedom, [n], or [n, t] for several outputs, or one number for all rows; positive.
         loc: likewise.
         scale: likewise; not negative.
 
@@ -175,19 +175,22 @@ class StudentT(Distribution):
 
     @of_targets
     def crps(self, y: Values) -> Float[AnyArray, "*n"]:
-        """The closed form of `functional.student_t.crps`; NaN where df <= 1."""
+        """The score by the closed form of `functional.student_t.crps`; NaN where df <= 1."""
         return student_t.crps(match(y, self.loc), self.df, self.loc, self.scale)
 
     @_programs.jit
     def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[AnyArray, "..."]:
-        """Values loc + scale * t, t from the standard distribution."""
+        """Values loc + scale * t, with t drawn from the standard distribution."""
         _checks.check_key(key)
         shape = shape + self.loc.shape
         t = jax.random.t(key, jnp.broadcast_to(self.df, shape), shape, self.loc.dtype)
         return place(t, self.loc, self.scale)
 
     def _quantiles(self, levels: Float[AnyArray, "..."]) -> Float[AnyArray, "..."]:
-        """The quantiles at checked levels: each takes a search, rows of the same known degrees of freedom share it."""
+        """The quantiles at checked levels.
+
+        A quantile needs a search. Rows with the same known degrees of freedom share one search.
+        """
         if self.df.ndim != 1 or _checks.is_traced(self.df):
             return super()._quantiles(levels)
         distinct, row = np.unique(np.asarray(self.df), return_inverse=True)
@@ -197,7 +200,7 @@ class StudentT(Distribution):
         return _placed(t, row.astype(np.int32), self.loc, self.scale)
 
     def quantile(self, p: Float[AnyArray, "*n"]) -> Float[AnyArray, "*n"]:
-        """loc + scale * t, t of the standard distribution."""
+        """loc + scale * t, with t the quantile of the standard distribution."""
         return place(student_t.icdf(p, self.df), self.loc, self.scale)
 
 
@@ -205,5 +208,5 @@ class StudentT(Distribution):
 def _placed(
     t: Float[AnyArray, "k ..."], row: Int[AnyArray, " n"], loc: Float[AnyArray, " n"], scale: Float[AnyArray, " n"]
 ) -> Float[AnyArray, "n ..."]:
-    """The values of every row's number, placed."""
+    """loc + scale * t[row]."""
     return place_levels(t[row], loc, scale)

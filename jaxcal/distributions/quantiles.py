@@ -35,7 +35,7 @@ from jaxcal.distributions._rows import MANY, Values, program_of_rows
 from jaxcal.functional import linalg, linear_tables, normal_tail, quantiles, scores, smoothing
 from jaxcal.functional.linear_tables import LinearTables
 
-# What a quantile is beyond the outermost values of a sample, by the tails.
+# For each kind of tails, the quantile beyond the outermost values of a sample.
 _BEYOND = {
     "constant": "the quantile is the outermost of their values, and covers less than its level",
     "normal": "the quantile lies beyond all their values, in a normal tail, and may cover less than its level",
@@ -45,31 +45,31 @@ _BEYOND = {
 class Quantiles(Distribution):
     """Predictions given by their quantiles at k levels, linear in between.
 
-    Beyond the outer levels the quantile function is constant: atoms of mass levels[0] and 1 - levels[-1] lie
-    at the outer quantiles. The mean, the std, the cdf and the score are exactly those of this distribution. `icdf` and
-    `interval` at a level beyond the outermost come with a warning.
+    Beyond the outer levels the quantile function is constant. So atoms of mass levels[0] and 1 - levels[-1] lie at the
+    outer quantiles. The mean, the std, the cdf and the score are exact for this distribution. `icdf` and `interval`
+    warn at a level beyond the outermost levels.
 
-    Models that are fitted to every level by itself give quantiles that cross: one at a higher level is the lower one.
+    If a separate model is fitted to every level, quantiles can cross: the quantile at a higher level is lower.
     `sort=True` sorts them within each row, the rearrangement of Chernozhukov, Fernandez-Val & Galichon (Econometrica
-    78, 2010). Whatever the targets, this never increases the pinball loss, the mean over the levels.
+    78, 2010). Whatever the targets are, sorting never increases the mean of the pinball loss over the levels.
 
-    With `lowest` and `highest` the quantiles of a row are known between two levels of its own. Beyond these a quantile
-    is infinite, which means that it is refused, and comes with a warning. All else, mean, std, cdf, density, score and
-    samples, is that of the finite values.
+    With `lowest` and `highest`, the quantiles of a row are known between two levels of its own. A quantile beyond these
+    levels is infinite, with a warning: there is no guarantee for it. The finite values alone decide mean, std, cdf,
+    density, score and samples.
 
     Args:
         levels: [k], strictly increasing in (0, 1), the same for all rows.
         values: [n, k], the quantiles, finite and not decreasing along a row unless they are sorted.
         sort: whether to sort the values within each row.
-        lowest: [n], or one number for all rows: the level below which a quantile is -inf; 0 where none is. None for
-            all rows if `highest` is None, too.
-        highest: [n], or one number for all rows: the level above which it is +inf; 1 where none is.
-        num_calibration: how many calibration rows bound the levels, of all rows alike; None where rows differ.
+        lowest: [n], or one number for all rows: the level below which a quantile is -inf. It is 0 where no quantile is
+            -inf, and None for all rows if `highest` is None, too.
+        highest: [n], or one number for all rows: the level above which a quantile is +inf; 1 where no quantile is.
+        num_calibration: how many calibration rows bound the levels of all rows; None if rows differ.
 
     Raises:
-        ValueError: if the values have another number of columns than there are levels, a row of them decreases and is
-            not sorted, or the levels do not increase strictly within (0, 1); if `lowest` or `highest` lies outside
-            [0, 1].
+        ValueError: if the number of columns of the values is not the number of levels, or a row of values decreases and
+            is not sorted. Also if the levels do not increase strictly within (0, 1), or `lowest` or `highest` lies
+            outside [0, 1].
 
     Example:
         >>> distribution = Quantiles(jnp.array([0.25, 0.75]), jnp.array([[0.0, 2.0]]))
@@ -113,7 +113,7 @@ class Quantiles(Distribution):
 
     @property
     def reach(self) -> Reach:
-        """From the lowest to the highest of the levels, or of those that are known in a row."""
+        """The lowest and the highest of the levels, or of the levels that are known in each row."""
         if self.num_calibration is not None:
             return Reach.of_rows(self.num_calibration)
         low, high = self.levels[..., 0], self.levels[..., -1]
@@ -138,6 +138,7 @@ class Quantiles(Distribution):
         """The root of the integral of the squared deviation from the mean over the level."""
         p, q = self._knots
         deviations = q - self.mean[..., None]
+        # std = u sqrt(mean((d / u)^2)), so that no square leaves the range of the dtype.
         unit = linalg.scale_of(deviations, axis=-1)
         return unit[..., 0] * linalg.sqrt(_mean_square(p, deviations / unit))
 
@@ -149,13 +150,13 @@ class Quantiles(Distribution):
 
     @of_targets
     def log_prob(self, y: Values) -> Float[JaxArray, "*n"]:
-        """The log of the constant density between two quantiles; -inf outside, where only atoms are."""
+        """The log of the constant density between two quantiles; -inf outside, where there are only atoms."""
         p, q = self._knots
         return _with_knots(_log_slope)(match(y, q[..., 0]), q, p)
 
     @of_targets
     def crps(self, y: Values) -> Float[JaxArray, "*n"]:
-        """The closed form of `functional.scores.quantile_crps`."""
+        """The score by the closed form of `functional.scores.quantile_crps`."""
         levels = jnp.expand_dims(self.levels, -2)
         return _with_knots(scores.quantile_crps)(match(y, self.values[..., 0]), levels, self.values)
 
@@ -168,29 +169,29 @@ class Quantiles(Distribution):
         return jax.vmap(self._known)(levels).reshape(shape + rows)
 
     def quantile(self, p: Float[JaxArray, "*n"]) -> Float[JaxArray, "*n"]:
-        """Linear between the levels."""
+        """The quantile by linear interpolation between the levels."""
         known = self._known(p)
         if self.lowest is None or self.highest is None:
             return known
         return jnp.where(p < self.lowest, -jnp.inf, jnp.where(p > self.highest, jnp.inf, known))
 
     def _known(self, p: Float[JaxArray, "*n"]) -> Float[JaxArray, "*n"]:
-        """The quantiles as if all were known."""
+        """The quantiles without the bounds `lowest` and `highest`."""
         return _with_knots(quantiles.interpolate_monotone)(p, *self._knots)
 
     @property
     def _knots(self) -> tuple[Float[JaxArray, "..."], Float[JaxArray, "..."]]:
-        """The levels and the quantiles with those of levels 0 and 1 added, both [n, k + 2]."""
+        """The levels with 0 and 1 added, and the quantiles at these levels, both [n, k + 2]."""
         levels = jnp.broadcast_to(jnp.expand_dims(self.levels, -2), self.values.shape)
         ends = [(0, 0)] * (self.values.ndim - 1) + [(1, 1)]
         return jnp.pad(levels, ends, constant_values=(0, 1)), jnp.pad(self.values, ends, mode="edge")
 
 
 def levels_and_values(levels: Values, values: Values) -> tuple[Float[JaxArray, " k"], Float[JaxArray, "n k"]]:
-    """Levels that increase strictly in (0, 1), and quantiles with a column for each.
+    """Levels that increase strictly in (0, 1), and quantiles with a column for each level.
 
     Raises:
-        ValueError: if there is another number of columns, or the levels are others.
+        ValueError: if the number of columns is not the number of levels, or the levels do not increase so.
     """
     matrix = _checks.as_matrix("values", values)
     values = as_parameter(matrix, matrix.dtype)
@@ -209,38 +210,43 @@ def _first(values: Float[JaxArray, "n k"]) -> Float[JaxArray, " n"]:
 
 
 class ScaledQuantiles(Distribution):
-    """Predictions loc + scale * Z, whose quantile function is linear between knots that all rows share, or a group.
+    """Predictions loc + scale * Z, where the quantile function of Z is linear between knots.
 
-    Beyond the outer levels it is constant, as that of `Quantiles` (tails="constant"). Or Z has there the tails of a
-    standard normal distribution, scaled to the mass that is left (tails="normal"): P(Z <= t) is levels[0] Phi(t) /
-    Phi(z[0]) for t <= z[0], and likewise above; in logs, so that a knot at -40 does no harm. All methods are exact for
-    this distribution; the cdf and the score cost O(log L) a row, and no [n, L] array is ever made. A row with scale 0
-    is a point.
+    All rows, or all rows of a group, share the knots. Beyond the outer levels there are two kinds of tails:
 
-    Where z is a sorted sample, the density between each two knots would be no estimate of that of the sample's
-    distribution: with `from_sample` the log density is that of a smoothed version, and quantiles at levels that so few
-    values do not reach come with a warning. All else is as without it.
+    - tails="constant": the quantile function is constant, as in `Quantiles`.
+    - tails="normal": Z has the tails of a standard normal distribution, scaled to the mass beyond the knot. So
+      P(Z <= t) is levels[0] Phi(t) / Phi(z[0]) for t <= z[0], and likewise above the last knot. The logs are computed,
+      so that a knot at -40 is no problem.
 
-    With `group` every row has the sample of its group, whose values may have weights, and normal tails are those of the
-    sample's mean and std. A row takes O(log M) for M values of all groups.
+    All methods are exact for this distribution. The cdf and the score cost O(log L) per row, and no [n, L] array is
+    made. A row with scale 0 is a point.
+
+    If z is a sorted sample, the density between two knots is a poor estimate of the density of the sample's
+    distribution. With `from_sample` the log density is therefore the log density of a smoothed version. Quantiles at
+    levels beyond the reach of the sample come with a warning. Nothing else depends on `from_sample` but rounding.
+
+    With `group` every row has the sample of its group, whose values may have weights. Normal tails then have the mean
+    and the std of the sample. A row costs O(log M) for M values of all groups.
 
     Args:
         loc: [n], or one number for all rows.
         scale: [n], or one number for all rows; not negative.
-        levels: [L], in increasing order in (0, 1); the last may be 1 where the tails are constant. None with tables of
-            groups, which have their own.
-        z: [L], the quantiles of Z at these levels, in increasing order; with `group` the tables of all groups, made by
-            `functional.linear_tables.make`.
+        levels: [L], in increasing order in (0, 1). The last level may be 1 if the tails are constant. None with tables
+            of groups, which have their own levels.
+        z: [L], the quantiles of Z at these levels, in increasing order. If there is a `group`, z are the tables of all
+            groups, made by `functional.linear_tables.make`.
         tails: "constant" or "normal".
-        from_sample: whether z are the sorted values of a sample, as those of groups are. They decide the ends of
-            intervals, which are then rounded outward.
-        shift: [n], a part of loc, if z are in units of their own: its size has a say in the rounding.
-        group: the number of each row's group [n], with tables of groups only.
-        new_weight: the weight of each row [n] beside those of its group's table; their mean where None.
+        from_sample: whether z are the sorted values of a sample. Tables of groups always are. The values decide the
+            ends of intervals, which are then rounded outward.
+        shift: [n], a part of loc, if z are in units of their own. The rounding depends on its size.
+        group: the number of each row's group [n], only with tables of groups.
+        new_weight: the weight of each row [n], on the scale of the weights of its group's table. None for the mean of
+            these weights.
 
     Raises:
-        ValueError: if an argument is not finite or of the wrong shape, z or the levels do not increase, or these leave
-            (0, 1); if group comes without tables of groups, or the other way around.
+        ValueError: if an argument is not finite or has the wrong shape, z or the levels do not increase, or the levels
+            leave (0, 1). Also if group comes without tables of groups, or such tables without group.
 
     Example:
         >>> distribution = ScaledQuantiles(jnp.array([0.0, 10.0]), 2.0, jnp.array([0.25, 0.75]), jnp.array([-1.0, 1.0]))
@@ -289,44 +295,51 @@ class ScaledQuantiles(Distribution):
 
     @property
     def reach(self) -> Reach:
-        """As far as the ranks of the sample reach, or from the lowest to the highest level, unless tails are beyond."""
+        """The levels that the ranks of a sample reach.
+
+        If there is no sample, they go from the lowest to the highest level. With normal tails they are all levels.
+        """
         return self._curve.reach
 
     @property
     def _in_numpy(self) -> bool:
-        """Of one run, up to so many rows: the intervals of 100,000 take NumPy 20 ms, and a warm program 0.3 ms."""
+        """NumPy computes the methods of one run of up to 2^16 rows.
+
+        The intervals of 100,000 rows take NumPy 20 ms, and a warm program 0.3 ms.
+        """
         return jax.tree.leaves(self.z)[0].ndim == self.loc.ndim == 1 and len(self.loc) <= MANY
 
     @property
     @partial(numpy_or_jit, when=numpy_knows)
     def mean(self) -> Float[JaxArray, "*n"]:
-        """The mean of Z, placed."""
+        """loc + scale * m, with m the mean of Z."""
         loc, scale = self._units
         return loc + scale * self._curve.moments()[0]
 
     @property
     @partial(numpy_or_jit, when=numpy_knows)
     def std(self) -> Float[JaxArray, "*n"]:
-        """The std of Z, scaled."""
+        """scale * s, with s the std of Z."""
         return self._units[1] * self._curve.moments()[1]
 
     @of_targets
     def cdf(self, y: Values) -> Float[JaxArray, "*n"]:
-        """The largest level whose quantile is at most y; in normal tails by the formula above."""
+        """The largest level whose quantile is at most y; in normal tails by the formula of the class."""
         y = match(y, self.loc)
-        error, u = self._standardized(self._moved(y, y, 1))  # y itself, unless calibration rows decide
+        error, u = self._standardized(self._moved(y, y, 1))  # y moves only if calibration rows decide quantiles
         cdf = self._curve.cdf(u)
         return namespace(cdf).where(self._units[1] > 0, cdf, (error >= 0).astype(cdf.dtype))
 
     @of_targets
     def log_prob(self, y: Values) -> Float[JaxArray, "*n"]:
-        """The log density, which is constant between two knots; -inf where only atoms are.
+        """The log density, which is constant between two knots; -inf where there are only atoms.
 
-        With `from_sample` it is that of a smoothed version, `functional.smoothing.sample_log_density`, of groups
-        `functional.linear_tables.log_density`, finite everywhere: the cdf and the quantiles are not the integral of
-        this density, though near it.
+        With `from_sample` it is the log density of a smoothed version, which is finite everywhere:
+        `functional.smoothing.sample_log_density`, or `functional.linear_tables.log_density` for groups. The cdf is near
+        the integral of this density, but not equal to it.
         """
         xp, scale = namespace(self.loc), self._units[1]
+        # log f_Y(y) = log f_Z((y - loc) / scale) - log(scale).
         log_density = self._curve.log_density(self._standardized(y)[1])
         return xp.where(scale > 0, log_density - xp.log(xp.where(scale > 0, scale, 1)), -np.inf)
 
@@ -334,7 +347,8 @@ class ScaledQuantiles(Distribution):
     def crps(self, y: Values) -> Float[JaxArray, "*n"]:
         """The scale times the score of Z at u = (y - loc) / scale, by prefix sums of integrals over the segments.
 
-        Beyond an outer knot the score grows by the distance from it, less twice the integral of the tail between.
+        If u lies beyond an outer knot, two terms are added. They are the distance of u from this knot, and minus twice
+        the integral of the tail between them.
         """
         error, u = self._standardized(y)
         scale = self._units[1]
@@ -360,36 +374,36 @@ class ScaledQuantiles(Distribution):
 
     @numpy_or_jit(when=numpy_knows)
     def quantile(self, p: Float[JaxArray, "*n"]) -> Float[JaxArray, "*n"]:
-        """loc + scale * z, z the quantile of Z."""
+        """loc + scale * z, with z the quantile of Z."""
         return place(self._curve.icdf(p), *self._units)
 
     @property
     def _curve(self) -> "_Curve | _CurvesOfGroups":
-        """What is known of Z."""
+        """The distribution of Z: one for all rows, or one for each group."""
         if isinstance(self.z, LinearTables) and self.group is not None:
             return _CurvesOfGroups(self.z, self.group, self.new_weight, self.tails)
         return _Curve(cast("JaxArray", self.levels), cast("JaxArray", self.z), self.tails, self.from_sample)
 
     @property
     def _units(self) -> tuple[Float[JaxArray, "*n"], Float[JaxArray, "*n"]]:
-        """Where the unit of Z lies in every row, and its size."""
+        """The location and the scale of Z's unit in every row."""
         return self._curve.units(self.loc, self.scale)
 
     def _standardized(self, y: ArrayLike) -> tuple[JaxArray, JaxArray]:
-        """y less where the unit of Z lies, and that over its size (or over 1 where it is 0)."""
+        """The error y - loc, and (y - loc) / scale, in the unit of Z; a scale of 0 counts as 1."""
         loc, scale = self._units
         error = match(y, loc) - loc
         return error, error / namespace(scale).where(scale > 0, scale, 1)
 
 
 class _Curve(NamedTuple):
-    """Z, the same for all rows.
+    """A distribution of Z that is the same for all rows.
 
     Attributes:
         levels: [L], behind leading axes of runs.
-        z: likewise, the quantiles at these levels.
-        tails: as of `ScaledQuantiles`.
-        from_sample: likewise.
+        z: the quantiles at these levels, of the same shape.
+        tails: as in `ScaledQuantiles`.
+        from_sample: as in `ScaledQuantiles`.
     """
 
     levels: Float[JaxArray, "*l"]
@@ -398,7 +412,7 @@ class _Curve(NamedTuple):
     from_sample: bool
 
     def units(self, loc: JaxArray, scale: JaxArray) -> tuple[JaxArray, JaxArray]:
-        """Where the unit of z lies in rows of this location and scale, and its size."""
+        """The location and the scale of z's unit in rows of this location and scale."""
         return loc, scale
 
     def moments(self) -> tuple[Float[JaxArray, "..."], Float[JaxArray, "..."]]:
@@ -411,9 +425,10 @@ class _Curve(NamedTuple):
             return mean, unit[..., 0] * linalg.sqrt(_mean_square(p, deviations / unit))
         masses, ends = self._ends
         excess, square = normal_tail.excess(ends)
+        # The tails, of masses m and mean excesses e, shift the mean by m_upper e_upper - m_lower e_lower.
         mean = mean + xp.diff(masses * excess)
         deviations = q - mean[..., None]
-        # The std of a normal tail is about 1: smaller deviations do not count, and their squares may be 0.
+        # The std of a normal tail is about 1. Smaller deviations are negligible beside it, and their squares may be 0.
         unit = xp.maximum(linalg.scale_of(deviations, axis=-1), 1)
         inside, unit = _mean_square(p, deviations / unit), unit[..., 0]
         deviations = ends + xp.concatenate([mean, -mean], axis=-1)
@@ -431,7 +446,7 @@ class _Curve(NamedTuple):
         return xp.where(upper, 1 - tail, xp.where(x > end, tail, cdf))
 
     def log_density(self, u: Float[JaxArray, "*n"]) -> Float[JaxArray, "*n"]:
-        """The log density at u; of a sample that of a smoothed version."""
+        """The log density at u; for a sample, the log density of a smoothed version."""
         if self.from_sample:
             density = smoothing.sample_log_density
             return (density if is_working() else jnp.vectorize(density, signature="(n),(l)->(n)"))(u, self.z)
@@ -444,7 +459,7 @@ class _Curve(NamedTuple):
         return xp.where(upper | (x > end), in_tail, log_density)
 
     def crps(self, u: Float[JaxArray, "*n"]) -> Float[JaxArray, "*n"]:
-        """The score at u."""
+        """The score E|Z - u| - E|Z - Z'| / 2."""
         xp, (p, q) = namespace(self.z), self._knots
         upper, mass, end, x = self._nearest_end(u)
         score = _with_knots(_linear_crps)(xp.clip(u, q[..., 0], q[..., -1]), q, p) + x - end
@@ -460,7 +475,7 @@ class _Curve(NamedTuple):
         return at_levels(self.icdf, levels, self.z[..., :1])
 
     def icdf(self, p: Float[JaxArray, "*n"]) -> Float[JaxArray, "*n"]:
-        """The quantile for every row at a level of its own."""
+        """The quantile of every row at a level of its own."""
         xp, (levels, q) = namespace(self.z), self._knots
         z = _with_knots(quantiles.interpolate_monotone)(p, levels, q)
         if self.tails == "constant":
@@ -475,34 +490,41 @@ class _Curve(NamedTuple):
 
     @property
     def reach(self) -> Reach:
-        """Between which levels quantiles are known."""
+        """The levels between which quantiles are known."""
         if self.from_sample:
             return Reach.of_rows(self.z.shape[-1], _BEYOND[self.tails])
         return Reach(self.levels[..., 0], self.levels[..., -1]) if self.tails == "constant" else EVERYWHERE
 
     @property
     def _knots(self) -> tuple[Float[JaxArray, "..."], Float[JaxArray, "..."]]:
-        """The levels and z with those of levels 0 and 1 added, both [1, L + 2]: the same for all rows."""
+        """The levels with 0 and 1 added, and z at these levels, both [1, L + 2], for all rows."""
         xp, ends = namespace(self.z), [(0, 0)] * (self.z.ndim - 1) + [(1, 1)]
         levels, z = xp.pad(self.levels, ends, constant_values=(0, 1)), xp.pad(self.z, ends, mode="edge")
         return xp.expand_dims(levels, -2), xp.expand_dims(z, -2)
 
     @property
     def _ends(self) -> tuple[Float[JaxArray, "..."], Float[JaxArray, "..."]]:
-        """The masses beyond the lower and the upper knot, and where these are, seen outwards; both [2]."""
+        """The masses beyond the first and the last knot, and the outward coordinates -z[0] and z[-1]; both [2]."""
         xp = namespace(self.z)
         masses = xp.concatenate([self.levels[..., :1], 1 - self.levels[..., -1:]], axis=-1)
         return masses, xp.concatenate([-self.z[..., :1], self.z[..., -1:]], axis=-1)
 
     def _nearest_end(self, u: JaxArray) -> tuple[JaxArray, ...]:
-        """Whether u is at or beyond the upper end, the mass and the end on its side, and u seen outwards, if beyond."""
+        """The end on the side of u, as a tuple of four values.
+
+        The first value is whether u is at or beyond the upper end. Then come the mass beyond the end, the end, and the
+        larger of the end and u. The last two are in outward coordinates.
+        """
         xp, upper = namespace(self.z), u >= self.z[..., -1:]
         mass, end = (_pick(upper, pair) for pair in self._ends)
         return upper, mass, end, xp.maximum(xp.where(upper, u, -u), end)
 
 
 class _CurvesOfGroups(NamedTuple):
-    """Z of every group, in units of its own, and the number of each row's group [n]; methods as of `_Curve`."""
+    """The distributions of Z of all groups, in units of each group, and the number of each row's group [n].
+
+    The methods are the methods of `_Curve`.
+    """
 
     tables: LinearTables
     group: Int[JaxArray, "*n"]
@@ -510,7 +532,7 @@ class _CurvesOfGroups(NamedTuple):
     tails: str
 
     def units(self, loc: JaxArray, scale: JaxArray) -> tuple[JaxArray, JaxArray]:
-        """Where the unit of each row's table lies, and its size."""
+        """The location and the scale of the unit of each row's table."""
         return loc + scale * self.tables.center[self.group], scale * self.tables.spread[self.group]
 
     def moments(self) -> tuple[Float[JaxArray, "*n"], Float[JaxArray, "*n"]]:
@@ -530,7 +552,7 @@ class _CurvesOfGroups(NamedTuple):
         return linear_tables.crps(self.tables, self.group, u, self.new_weight, self.tails)
 
     def quantiles(self, levels: Float[JaxArray, "..."]) -> Float[JaxArray, "..."]:
-        """The quantiles at one level or k levels: rows without weights of their own share the search of their group."""
+        """The quantiles at one level or k levels. The rows of a group share one search if `new_weight` is None."""
         number = self.tables.total.shape[0]
         if self.new_weight is not None or number > self.group.shape[0]:
             return at_levels(self.icdf, levels, self.tables.total[self.group])
@@ -543,10 +565,11 @@ class _CurvesOfGroups(NamedTuple):
 
     @property
     def reach(self) -> Reach:
-        """Between which levels quantiles are known, by the weights of each row's group."""
+        """The levels between which quantiles are known, by the weights of each row's group."""
         start, end = self.tables.start[self.group], self.tables.start[self.group + 1]
         total = self.tables.total[self.group]
         new = total / (end - start) if self.new_weight is None else self.new_weight
+        # The level of value k is (W_k + w / 2) / (W + w). W_k is the weight up to its middle, and w the new weight.
         low, high = ((self.tables.middle[place] + new / 2) / (total + new) for place in (start, end - 1))
         return Reach(low, high, "the quantile may cover less than its level", end - start)
 
@@ -568,7 +591,7 @@ def _as_curve(
 
 
 def _check_not_crossing(values: Float[JaxArray, "n k"]) -> None:
-    """Raise ValueError if known quantiles decrease along a row; say in how many, and which is the first."""
+    """Raise ValueError if known quantiles decrease along a row; say in how many rows, and which row is the first."""
     if _checks.is_traced(values):
         return
     known = np.asarray(values)
@@ -583,8 +606,8 @@ def _check_not_crossing(values: Float[JaxArray, "n k"]) -> None:
 
 
 def _with_knots(function: Callable[..., JaxArray]) -> Callable[[JaxArray, JaxArray, JaxArray], JaxArray]:
-    """A function of one value and the k knots of one curve, over all rows."""
-    if is_working():  # with one curve for all rows
+    """A function of one value and the k knots of one curve, applied to all rows."""
+    if is_working():  # NumPy has one curve for all rows
         return lambda x, knots, values: function(x, knots[0], values[0])
     return jnp.vectorize(function, signature="(),(k),(k)->()")
 
@@ -595,7 +618,8 @@ def _mean(p: JaxArray, q: JaxArray) -> JaxArray:
 
 
 def _mean_square(p: JaxArray, q: JaxArray) -> JaxArray:
-    """The integral of their square."""
+    """The integral over the level p of q^2, for quantiles q that are linear between levels."""
+    # The mean of (a + (b - a) t)^2 over t in [0, 1] is (a^2 + a b + b^2) / 3.
     a, b = q[..., :-1], q[..., 1:]
     return (namespace(p, q).diff(p) * (a * a + a * b + b * b) / 3).sum(-1)
 
@@ -613,9 +637,8 @@ def _log_slope(x: JaxArray, knots: JaxArray, values: JaxArray) -> JaxArray:
 def _linear_crps(u: JaxArray, q: JaxArray, p: JaxArray) -> JaxArray:
     """CRPS at u within the knots q of the distribution whose cdf is linear between values p from 0 to 1.
 
-    It takes O(log k) a value.
-
-    The integrals of cdf^2 up to every knot and of (1 - cdf)^2 from it on are prefix sums of positive terms.
+    It costs O(log k) per value. The integrals of cdf^2 up to every knot, and of (1 - cdf)^2 from every knot on, are
+    prefix sums of positive terms.
     """
     xp, dtype = namespace(u, q, p), u.dtype
     if xp is np:
@@ -624,10 +647,11 @@ def _linear_crps(u: JaxArray, q: JaxArray, p: JaxArray) -> JaxArray:
     below = xp.pad(xp.cumsum(width * squares(p) / 3), (1, 0))
     above = xp.pad(xp.cumsum((width * squares(1 - p) / 3)[::-1])[::-1], (0, 1))
     left = xp.maximum(xp.searchsorted(q, u, side="right") - 1, 0)
+    # F^2 - (1 - F)^2 = 2 F - 1. Its integral from q_l to u is (u - q_l) (F(q_l) + F(u) - 1).
     score = (below + above)[left] + (u - q[left]) * (p[left] + quantiles.interpolate_monotone(u, q, p) - 1)
     return score.astype(dtype)
 
 
 def _pick(upper: JaxArray, pair: JaxArray) -> JaxArray:
-    """The second of a pair for the rows where `upper`, the first for the others."""
+    """The second of a pair where `upper` is true, the first elsewhere."""
     return namespace(pair).where(upper, pair[..., 1:], pair[..., :1])

@@ -1,4 +1,4 @@
-"""A distribution composed with a monotone map of its probabilities: `Recalibrated`."""
+"""`Recalibrated`: distributions whose probabilities a monotone map has corrected."""
 # Equinox lets a property stand for an abstract variable; the type checker does not know that.
 # pyright: reportIncompatibleVariableOverride=false
 
@@ -29,8 +29,8 @@ from jaxcal.functional import linalg, rounding, smoothing
 from jaxcal.functional._loops import scan
 from jaxcal.functional.quantiles import interpolate_monotone, unit_gauss_legendre
 
-# A quadrature over the level has so many pieces at most, and so many points in each of the outer two. So many points
-# are taken at once.
+# A quadrature over the level has at most 96 pieces, and 24 points in each of the two outer pieces. It takes 16 points
+# at once.
 _PIECES, _POINTS_OF_A_TAIL, _AT_ONCE = 96, 24, 16
 _BEYOND = "the quantile lies beyond all their values, in the tail of the base, and may cover less than its level"
 
@@ -39,23 +39,23 @@ class Recalibrated(Distribution):
     """The distributions with cdf R(base.cdf(y)), where R maps probabilities to the fractions that were observed.
 
     By default R is piecewise linear: R(u_(j)) = j / (L + 1) for the j-th smallest u = base.cdf(y) of L calibration
-    rows, R(0) = 0 and R(1) = 1. So every row keeps the shape of its base, and beyond the calibration rows its tails. A
-    new exchangeable row lies below the quantile at level j / (L + 1) with that probability. Memory is O(n + L). Mean,
-    std and CRPS are integrals over the level by quadrature, with a relative error of about 1e-4; of 1e-3 where the
-    base's std is half of what it should be.
+    rows, R(0) = 0 and R(1) = 1. So every row keeps the shape of its base. It keeps the tails of its base beyond the
+    calibration rows. A new exchangeable row lies below the quantile at level j / (L + 1) with that probability. Memory
+    is O(n + L). Mean, std and CRPS are integrals over the level by quadrature. Their relative error is about 1e-4, and
+    1e-3 if the base's std is half of the correct std.
 
-    With a rule R is the cdf of an `Empirical` of the table u, and the quantiles are the base's own at values of the
-    table. Mean, std, score and samples are those of a table for each row, its L quantiles of the base.
+    With a rule, R is the cdf of an `Empirical` of the table u. The quantiles are then quantiles of the base at values
+    of the table. Mean, std, score and samples are computed from a table for each row: its L quantiles of the base.
 
-    Calibration rows decide the quantiles. So they are moved outward, until base.cdf there is beyond the value of the
-    table (`functional.rounding.beyond`); a probability within rounding of such a value counts as equal.
+    Calibration rows decide the quantiles. So a quantile q is moved outward, until base.cdf(q) is beyond the value of
+    the table (`functional.rounding.beyond`). A probability within rounding of such a value counts as equal to it.
 
     Args:
         base: the distributions of the rows, [n], which must have a density everywhere.
         u: [L], the probabilities, in increasing order, in (0, 1).
-        rule: "linear", or how quantiles are read from the table, as of `Empirical`.
-        tau: [n], as of `Empirical`, with rule="randomized" only.
-        central: whether u holds the ends of central intervals, [2 L + 1] of L calibration rows, around 1/2.
+        rule: "linear", or a rule of `Empirical` by which quantiles are read from the table.
+        tau: [n], as in `Empirical`, only with rule="randomized".
+        central: whether u holds the ends of central intervals around 1/2, [2 L + 1] for L calibration rows.
 
     Example:
         >>> from jaxcal.distributions import StudentT
@@ -93,12 +93,12 @@ class Recalibrated(Distribution):
 
     @property
     def has_closed_quantiles(self) -> bool:
-        """As of the base."""
+        """Whether the base has closed quantiles."""
         return self.base.has_closed_quantiles
 
     @property
     def reach(self) -> Reach:
-        """As far as the ranks of the calibration rows reach."""
+        """The levels that the ranks of the calibration rows reach."""
         if self.steps is not None:
             return self.steps.reach
         number = self.u.shape[-1]
@@ -106,7 +106,7 @@ class Recalibrated(Distribution):
 
     @property
     def _in_numpy(self) -> bool:
-        """Of one run without a rule, where NumPy knows the base."""
+        """NumPy computes the methods of one run without a rule, if it computes the methods of the base."""
         return self.steps is None and self.u.ndim == 1 and self.base._in_numpy
 
     def __len__(self) -> int:
@@ -116,12 +116,12 @@ class Recalibrated(Distribution):
     def _take(self, rows: Int[AnyArray, " k"]) -> "Recalibrated":
         self._check_one_run()
         steps = None if self.steps is None else self.steps._take(rows)
-        return replaced(self, base=self.base._take(rows), steps=steps)  # bases need not be arrays with a row each
+        return replaced(self, base=self.base._take(rows), steps=steps)  # a base may take rows in another way
 
     @property
     @numpy_or_jit(when=numpy_knows)
     def mean(self) -> Float[AnyArray, "*n"]:
-        """The integral of the quantile function over the level; not finite where that of the base is not."""
+        """The integral of the quantile function over the level; not finite where the base's mean is not finite."""
         if self.steps is not None:
             return self._table(self.steps).mean
         base = self.base.mean
@@ -131,7 +131,10 @@ class Recalibrated(Distribution):
     @property
     @numpy_or_jit(when=numpy_knows)
     def std(self) -> Float[AnyArray, "*n"]:
-        """The root of the integral of the squared deviation from the mean; not finite where that of the base is not."""
+        """The root of the integral of the squared deviation from the mean.
+
+        It is not finite where the base's std is not finite.
+        """
         if self.steps is not None:
             return self._table(self.steps).std
         mean, unit = self.mean, self.base.std
@@ -154,8 +157,8 @@ class Recalibrated(Distribution):
     def log_prob(self, y: Values) -> Float[AnyArray, "*n"]:
         """The log density of a smoothed version: base.log_prob(y) + log r(base.cdf(y)).
 
-        r is the density of the probabilities u by `functional.smoothing.map_log_slope`, in bins that hold several: the
-        cdf and the quantiles are not the integral of this density, though near it. With a rule it is -inf.
+        r is the density of the probabilities u, by `functional.smoothing.map_log_slope`, in bins that hold several. The
+        cdf is near the integral of this density, but not equal to it. With a rule the log density is -inf.
         """
         y = match(y, self.base.mean)
         if self.steps is not None:
@@ -166,7 +169,7 @@ class Recalibrated(Distribution):
 
     @of_targets
     def crps(self, y: Values) -> Float[AnyArray, "*n"]:
-        """Twice the integral of the pinball loss over the level, by quadrature; with a rule that of the table."""
+        """Twice the integral of the pinball loss over the level, by quadrature; with a rule, the table's score."""
         y = match(y, self.base.mean)
         if self.steps is not None:
             return self._table(self.steps).crps(y)
@@ -175,7 +178,7 @@ class Recalibrated(Distribution):
 
     @_programs.jit
     def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[AnyArray, "..."]:
-        """The quantiles at uniformly random levels; with a rule values of the table."""
+        """The quantiles at uniformly random levels; with a rule, values of the table."""
         if self.steps is not None:
             return self._table(self.steps).sample(key, shape)
         return super().sample(key, shape)
@@ -218,19 +221,19 @@ class Recalibrated(Distribution):
         return jnp.where(infinite, level, self.base.quantile(jnp.where(infinite, 0.5, level)))
 
     def _base_level(self, p: Float[AnyArray, "..."]) -> Float[AnyArray, "..."]:
-        """The level of the base at which the quantile at level p lies; infinite where the rule has no finite one."""
+        """The level of the base for the quantile at level p; infinite where the rule has no finite quantile."""
         if self.steps is not None:
             return self.steps.quantile(p)
         xp, (u, levels) = namespace(self.u), self._knots
         level = _on_one_axis(interpolate_monotone)(p if p.ndim else p[None], levels, u)
         level = level if p.ndim else level[..., 0]
-        # Rounding must not put a level below 1 at 1, where a quantile may be infinite.
+        # Rounding must not move a level below 1 to 1, where a quantile may be infinite.
         return xp.where(p < 1, xp.minimum(level, 1 - float(jnp.finfo(u.dtype).epsneg)), 1)
 
     def _table(self, steps: Empirical) -> Empirical:
-        """For every row the quantiles of the base at the values of the table [n, L], in increasing order."""
+        """The quantiles of every row's base at the values of the table [n, L], in increasing order."""
         quantiles = jax.vmap(lambda p: self.base.quantile(jnp.full_like(self.base.mean, p)), out_axes=-1)(self.u)
-        # Rounding in the search for a quantile must not put two of them out of order.
+        # Rounding in the search for a quantile must not exchange two quantiles.
         ordered = jax.lax.cummax(jax.lax.stop_gradient(quantiles), axis=1)
         return Empirical(steps.loc, 1.0, linalg.snapped(quantiles, ordered), steps.rule, steps.tau)
 
@@ -247,7 +250,7 @@ class Recalibrated(Distribution):
         """The integral over the level p of a function of p and the quantiles of all rows there, both [n, k]."""
         nodes, weights = _quadrature(self.u.shape[-1])
         xp, dtype, info = namespace(self.u, self.base.mean), self.u.dtype, jnp.finfo(self.u.dtype)
-        # Rounding must not put a level at 1, where a quantile may be infinite.
+        # Rounding must not move a level to 1, where a quantile may be infinite.
         nodes = np.clip(nodes, float(info.tiny), 1 - float(info.epsneg))
         filling = (0, -len(nodes) % _AT_ONCE)  # with points of weight 0
         points = np.stack([np.pad(nodes, filling, constant_values=0.5), np.pad(weights, filling)])
@@ -265,14 +268,15 @@ class Recalibrated(Distribution):
 def _quadrature(size: int) -> tuple[np.ndarray, np.ndarray]:
     """Nodes and weights of an integral over the level, of a function that is smooth between levels k / (size + 1).
 
-    Gauss-Legendre rules on the pieces between these levels, or between some of many. On both outer pieces, whose
-    quantiles go to infinity, the points crowd at the end.
+    It uses Gauss-Legendre rules on the pieces between these levels, or between some of the levels if there are many. On
+    both outer pieces the quantiles go to infinity. There the points are dense near the end.
     """
     ends = np.unique(np.linspace(0, size + 1, min(size + 1, _PIECES) + 1).round()) / (size + 1)
     v, inner_weights = unit_gauss_legendre(max(2, 2 * _PIECES // len(ends)))
     start, width = ends[1:-2, None], np.diff(ends)[1:-1, None]
     nodes, weights = (start + width * v).ravel(), (width * inner_weights).ravel()
     v, outer_weights = unit_gauss_legendre(_POINTS_OF_A_TAIL)
+    # On an outer piece p = e v^3, so that dp = 3 e v^2 dv.
     tail, tail_weights = ends[1] * v**3, ends[1] * 3 * v**2 * outer_weights
     return np.concatenate([tail, nodes, 1 - tail]), np.concatenate([tail_weights, weights, tail_weights])
 
@@ -280,5 +284,5 @@ def _quadrature(size: int) -> tuple[np.ndarray, np.ndarray]:
 def _on_one_axis(
     function: Callable[[AnyArray, AnyArray, AnyArray], AnyArray],
 ) -> Callable[[AnyArray, AnyArray, AnyArray], AnyArray]:
-    """A function of all rows and the knots of one curve."""
+    """The function of one curve's knots and of all rows, for each run."""
     return function if is_working() else jnp.vectorize(function, signature="(n),(k),(k)->(n)")

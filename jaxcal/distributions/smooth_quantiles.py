@@ -1,4 +1,4 @@
-"""Distributions through quantiles at a few levels, with a density everywhere and Student t tails: `SmoothQuantiles`."""
+"""`SmoothQuantiles`: distributions through quantiles at a few levels, with a density and Student t tails."""
 # Equinox lets a property stand for an abstract variable; the type checker does not know that.
 # pyright: reportIncompatibleVariableOverride=false
 
@@ -28,19 +28,20 @@ class SmoothQuantiles(Distribution):
     """Predictions given by their quantiles at k levels, with a density everywhere.
 
     The predicted value is q(T), where T follows a standard Student t distribution. The function q is linear between
-    knots. At the quantile of T at a level it is the quantile at that level. Beyond the outermost levels the outermost
-    lines go on, so that tails are those of Student t. All methods are exact for this distribution. Means of the values
-    of several, at the same levels, are the values of the distribution whose quantiles are the means of theirs.
+    knots. A knot lies at the quantile of T at a level, and q has there the predicted quantile at this level. Beyond the
+    outermost levels the outermost lines continue, so that the tails are Student t tails. All methods are exact for this
+    distribution. Distributions with the same levels can be averaged. The means of their values define a distribution
+    whose quantiles are the means of their quantiles.
 
     Args:
         levels: [k], strictly increasing in (0, 1), the first below and the last above 1/2, the same for all rows.
-        values: [n, k], the quantiles, finite, not decreasing along a row. Equal ones are an atom, which the density
-            omits. Where the outermost two are equal, the distribution ends with them, and has no tail.
+        values: [n, k], the quantiles, finite, not decreasing along a row. Equal values are an atom, which the density
+            omits. Where the outermost two values are equal, the distribution ends there, and has no tail.
         df: degrees of freedom, one number, more than 2.
 
     Raises:
-        ValueError: if the values have another number of columns than there are levels, or decrease; if the levels do
-            not increase strictly within (0, 1); if 1/2 is not between them; if df is 2 or less.
+        ValueError: if the number of columns of the values is not the number of levels, or the values decrease. Also if
+            the levels do not increase strictly within (0, 1), 1/2 is not between them, or df is 2 or less.
 
     Example:
         >>> levels, z = np.array([0.1, 0.5, 0.9]), np.array([-1.3, 0.0, 2.6])
@@ -71,27 +72,29 @@ class SmoothQuantiles(Distribution):
 
     @property
     def _in_numpy(self) -> bool:
-        """Of one run."""
+        """NumPy computes the methods of one run."""
         return self.levels.ndim == 1
 
     @property
     @numpy_or_jit(when=numpy_knows)
     def mean(self) -> Float[AnyArray, "*n"]:
-        """The sum over the lines of their integrals."""
+        """The sum of the integrals of all lines."""
         line, center = self._lines, self._center
         mass, first = _like(line.start, self._knots.mass, self._knots.first)
         start = line.start - center[..., None]
+        # The integral of (a + b (t - t0)) f(t) over a line, by its integrals of f(t) (mass) and t f(t) (first).
         return center + (start * mass + line.slope * (first - mass * line.at)).sum(-1)
 
     @property
     @numpy_or_jit(when=numpy_knows)
     def std(self) -> Float[AnyArray, "*n"]:
-        """The root of the sum over the lines of the integrals of the squared deviation from the mean."""
+        """The root of the sum over all lines of the integral of the squared deviation from the mean."""
         line = self._lines
         mass, first, second = _like(line.start, self._knots.mass, self._knots.first, self._knots.second)
         deviation = line.start - self.mean[..., None] - line.slope * line.at  # of the line at u = 0
         unit = linalg.scale_of(deviation, line.slope, axis=-1)
         deviation, slope = deviation / unit, line.slope / unit
+        # The integral of (d + b t)^2 f(t) = d^2 mass + 2 d b first + b^2 second, in units of their scale.
         squares = deviation**2 * mass + 2 * deviation * slope * first + slope**2 * second
         return unit[..., 0] * linalg.sqrt(squares.sum(-1))
 
@@ -102,7 +105,7 @@ class SmoothQuantiles(Distribution):
 
     @of_targets
     def log_prob(self, y: Values) -> Float[AnyArray, "*n"]:
-        """log f(u) less the log of the slope of q at u; -inf for a point."""
+        """log f(u) minus the log of the slope of q at u; -inf for a point."""
         score = _score(self.values, self._lines, match(y, self._center))
         xp, positive = namespace(score.u), score.slope > 0
         u = xp.where(positive, score.u, 0)
@@ -111,12 +114,12 @@ class SmoothQuantiles(Distribution):
 
     @of_targets
     def crps(self, y: Values) -> Float[AnyArray, "*n"]:
-        """E|Y - y| - E|Y - Y'| / 2, by the integrals of the cdf over the lines, and of the cdf times its complement."""
+        """E|Y - y| - E|Y - Y'| / 2, by integrals over the lines of the cdf F and of F (1 - F)."""
         y = match(y, self._center)
         line, knots = self._lines, self._knots
         score = _score(self.values, line, y)
         xp = namespace(y)
-        # The integral of the cdf from -inf to y: up to the last knot below, and from there on.
+        # The integral of the cdf from -inf to y: up to the last knot below y (`until`), and from there to y (`rest`).
         below_line = xp.concatenate([xp.zeros_like(knots.below[..., :1]), knots.below], axis=-1)
         (parts,) = _like(self.values, xp.diff(below_line))
         until = xp.cumsum(line.slope[..., :-1] * parts, axis=-1)
@@ -125,11 +128,12 @@ class SmoothQuantiles(Distribution):
         rest = xp.where(score.slope > 0, student_scores.integral_of_cdf(score.u, self._df) - began, 0)
         below = _at(until, score.place) + xp.where(score.slope > 0, score.slope * rest, xp.maximum(y - self._center, 0))
         (spread,) = _like(line.slope, knots.spread)
+        # E|Y - y| is E Y - y plus twice the integral of F up to y. E|Y - Y'| / 2 is the integral of F (1 - F).
         return xp.where(abs(y) < np.inf, self.mean - y + 2 * below - (line.slope * spread).sum(-1), np.inf)
 
     @numpy_or_jit(when=numpy_knows)
     def _quantiles(self, levels: Float[AnyArray, "..."]) -> Float[AnyArray, "..."]:
-        """The quantiles at checked levels: those of all rows lie on the same lines."""
+        """The quantiles at checked levels. A level lies on the same line in all rows."""
         if self.levels.ndim > 1:
             return at_levels(self.quantile, levels, self._center)
         u = student_t.icdf(levels.astype(self.values.dtype), self.df)
@@ -156,14 +160,14 @@ class SmoothQuantiles(Distribution):
     def _lines(self) -> "_Lines":
         """The lines of q below, between and above the knots."""
         xp, t = namespace(self.values), self._knots.t
-        first = np.maximum(np.arange(t.shape[-1] + 1) - 1, 0)  # the knot before, and the first one
+        first = np.maximum(np.arange(t.shape[-1] + 1) - 1, 0)  # the knot before each line; the first knot for line 0
         slope = xp.diff(self.values, axis=-1) / _like(self.values, xp.diff(t))[0]
         slope = xp.concatenate([slope[..., :1], slope, slope[..., -1:]], axis=-1)
         return _Lines(self.values[..., first], _like(slope, t[..., first])[0], slope)
 
 
 class _Lines(NamedTuple):
-    """Lines of q, one for each interval between knots: a value on each, the knot where it is, and the slope."""
+    """Lines of q, one for each interval between knots: the value at a knot, the knot's place, and the slope."""
 
     start: Float[AnyArray, "..."]
     at: Float[AnyArray, "..."]
@@ -171,7 +175,10 @@ class _Lines(NamedTuple):
 
 
 class _Score(NamedTuple):
-    """Where q is a value of each row; of a point, infinite beside it. The slope of q there, and the line's number."""
+    """The u at which q has the value of each row, the slope of q there, and the number of the line.
+
+    Where the slope is 0, u is infinite.
+    """
 
     u: Float[AnyArray, "*n"]
     slope: Float[AnyArray, "*n"]
@@ -179,7 +186,7 @@ class _Score(NamedTuple):
 
 
 def _score(values: Float[AnyArray, "*n k"], lines: _Lines, y: Float[AnyArray, "*n"]) -> _Score:
-    """Where q, through these values and on these lines, is y."""
+    """The u with q(u) = y, for the q through these values and on these lines."""
     xp = namespace(values)
     place = (values <= y[..., None]).sum(-1)
     start, at, slope = (_at(part, place) for part in lines)
@@ -189,17 +196,17 @@ def _score(values: Float[AnyArray, "*n k"], lines: _Lines, y: Float[AnyArray, "*
 
 
 def _on_line(line: _Lines, u: Float[AnyArray, "..."]) -> Float[AnyArray, "..."]:
-    """The values at u, which of a point is its value also where u is infinite."""
+    """The values at u. A line with slope 0 has one value, also where u is infinite."""
     xp = namespace(line.start)
     return line.start + line.slope * xp.where(line.slope > 0, xp.broadcast_to(u, line.slope.shape) - line.at, 0)
 
 
 def _like(rows: Float[AnyArray, "*n _"], *vectors: Float[AnyArray, "*r s"]) -> tuple[Float[AnyArray, "*n s"], ...]:
-    """Vectors that all rows of a run share, for each of them."""
+    """Vectors that all rows of a run share, repeated for each row."""
     xp = namespace(rows, *vectors)
     return tuple(xp.broadcast_to(each[..., None, :], (*rows.shape[:-1], each.shape[-1])) for each in vectors)
 
 
 def _at(rows: Float[AnyArray, "*n s"], place: Int[AnyArray, "*n"]) -> Float[AnyArray, "*n"]:
-    """Of every row the number at its place."""
+    """The number at its place in every row."""
     return namespace(rows).take_along_axis(rows, place[..., None], axis=-1)[..., 0]

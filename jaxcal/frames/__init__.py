@@ -1,4 +1,4 @@
-"""Tables as users give them, arrays or data frames, and what a fit makes of them: numbers, scales, labels of groups."""
+"""Tables of users, arrays or data frames, and their conversion in a fit: to numbers, scales and labels of groups."""
 
 import pkgutil
 

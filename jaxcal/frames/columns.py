@@ -1,8 +1,8 @@
 """The columns of inputs: of an array, or of a data frame, whose columns have names, labels and missing values.
 
-A fit keeps the `Columns` of its inputs. They make the numbers that a method computes with, the same at every
-prediction: a column of labels becomes an indicator of each, a column with missing values its median in their place and
-an indicator of them. The columns of a frame are looked up by their names.
+A fit keeps the `Columns` of its inputs. They convert inputs to the numbers that a method computes with, in the same way
+at every prediction. A column of labels becomes an indicator of each label. In a column with missing values the median
+replaces them, and a further column is an indicator of them. The columns of a frame are looked up by their names.
 """
 
 import math
@@ -18,21 +18,21 @@ from jaxcal._numpy import AnyArray, keeps_known, namespace, numpy_or_jit
 from jaxcal.frames.layout import Layout, Series, Table, as_frame, check_same_index, is_frame
 from jaxcal.frames.values import Label, distinct_labels, holds_labels, numbers
 
-# A column of text with so many labels, and more than half as many as rows, holds names of the rows.
+# A column of text holds names of the rows if its labels are more than 20, and more than half of the number of rows.
 _FEW_LABELS = 20
 
 
 class Columns(eqx.Module):
-    """What the columns of the inputs of a fit were; made by `Columns.of`.
+    """The columns of the inputs of a fit; made by `Columns.of`.
 
     Attributes:
-        layout: their number and their names.
-        categories: the labels of every column in increasing order, a missing one last; None where it holds numbers.
-        majority: the position of the most frequent label of every column; None where it holds numbers.
+        layout: the number and the names of the columns.
+        categories: the labels of every column in increasing order, a missing label last; None for a column of numbers.
+        majority: the position of the most frequent label of every column; None for a column of numbers.
         incomplete: the positions of the columns of numbers that had missing values.
-        medians: of the other values of these columns.
-        unseen: what a label is that was not there in the fit: an "error"; the most frequent one, "majority"; or "none"
-            of the labels, with a warning.
+        medians: the medians of the other values of these columns.
+        unseen: how to treat a label that was not in the fit. "error" raises an error. "majority" replaces it by the
+            most frequent label. "none" counts it as none of the labels, with a warning.
     """
 
     layout: Layout
@@ -49,15 +49,15 @@ class Columns(eqx.Module):
         Args:
             x: inputs [n, d], or a data frame of pandas, polars or another library that narwhals knows; a vector [n] is
                 one column.
-            categorical: the columns whose values have no order, by position, or of a frame by name; the columns of a
-                frame that hold labels are categorical in any case. Or the `Columns` of a larger table, of whose rows x
-                has a part.
-            missing: whether NaN in an array is a missing value, as it always is in a frame. Else it is refused.
+            categorical: the columns whose values have no order, by position, or for a frame by name. The columns of a
+                frame that hold labels are always categorical. Or the `Columns` of a larger table, from which the rows
+                of x are taken.
+            missing: whether NaN in an array is a missing value, as it always is in a frame. Otherwise NaN is refused.
 
         Raises:
             TypeError: if x is traced, and a column is categorical.
-            ValueError: if there is no such column, two columns have one name, a column holds neither numbers nor
-                labels, no value at all, or a label of its own for most rows.
+            ValueError: if there is no such column, or two columns have the same name. Also if a column holds neither
+                numbers nor labels, has no value at all, or has a different label in most rows.
 
         Example:
             >>> columns = Columns.of(np.array([[0.5, 3.0], [1.5, 7.0], [2.5, 3.0]]), categorical=[1])
@@ -68,29 +68,29 @@ class Columns(eqx.Module):
             return categorical
         layout = Layout.of(x)
         chosen = positions(categorical, layout)
-        found = _found_in_frame(x, layout, chosen) if is_frame(x) else _found_in_array(x, layout, chosen, missing)
-        medians = {place: each.median for place, each in enumerate(found) if each.median is not None}
-        categories, majority = tuple(each.categories for each in found), tuple(each.majority for each in found)
+        contents = _found_in_frame(x, layout, chosen) if is_frame(x) else _found_in_array(x, layout, chosen, missing)
+        medians = {place: each.median for place, each in enumerate(contents) if each.median is not None}
+        categories, majority = tuple(each.categories for each in contents), tuple(each.majority for each in contents)
         return cls(layout, categories, majority, incomplete=tuple(medians), medians=tuple(medians.values()))
 
     @property
     def num_columns(self) -> int:
-        """How many there are."""
+        """The number of columns."""
         return self.layout.num_columns
 
     @property
     def num_inputs(self) -> int:
-        """How many numbers a row of inputs has, as the call gives them."""
+        """How many numbers a row of inputs has after the call."""
         return self.num_columns - len(self.categorical) + len(self.incomplete) + sum(self.sizes)
 
     @property
     def is_plain(self) -> bool:
-        """Whether they are those of an array, and all hold numbers: it is the inputs as it is."""
+        """Whether all columns are columns of an array that hold numbers, so that the array itself is the inputs."""
         return self.layout.names is None and not self.categorical and not self.incomplete
 
     @property
     def categorical(self) -> tuple[int, ...]:
-        """The positions of those that hold labels."""
+        """The positions of the columns that hold labels."""
         return tuple(place for place, categories in enumerate(self.categories) if categories is not None)
 
     @property
@@ -100,12 +100,12 @@ class Columns(eqx.Module):
 
     @property
     def ordered(self) -> tuple[int, ...]:
-        """The positions in what `table` gives of numbers, and of indicators of missing values."""
+        """The positions in the result of `table` of numbers, and of indicators of missing values."""
         return tuple(place for place in range(self.num_columns + len(self.incomplete)) if place not in self.categorical)
 
     @property
     def indicators(self) -> tuple[int, ...]:
-        """The positions of the inputs, as the call gives them, that are 0 or 1: no scale of the data is theirs."""
+        """The positions of the inputs after the call that are 0 or 1, and have no scale of the data."""
         start = self.num_columns - len(self.categorical)
         return tuple(range(start, start + len(self.incomplete) + sum(self.sizes)))
 
@@ -114,7 +114,7 @@ class Columns(eqx.Module):
         """The inputs of a method: the columns of numbers, indicators of missing values, indicators of labels.
 
         Args:
-            x: as of `table`.
+            x: as in `table`.
 
         Raises:
             ValueError: as `table` does.
@@ -125,35 +125,36 @@ class Columns(eqx.Module):
         return self.inputs(self.table(x))
 
     def inputs(self, table: Float[AnyArray, "n c"]) -> Float[AnyArray, "n p"]:
-        """The inputs of a method, of what `table` gives."""
+        """The inputs of a method, made of the result of `table`."""
         return _with_indicators(table, self.categorical, self.sizes) if self.categorical else table
 
     def codes(self, table: Float[AnyArray, "n c"]) -> Int[AnyArray, "n c"]:
-        """The position of every label among the categories, of what `table` gives; 0 in the columns of numbers."""
+        """The position of every label in the result of `table` among the categories; 0 in the columns of numbers."""
         is_label = np.isin(np.arange(table.shape[1]), self.categorical)
         return namespace(table).where(is_label[None], table, 0).astype(np.int32)
 
     def table_names(self) -> tuple[str, ...]:
-        """What the columns that `table` gives are called: x[0], x[1], ... of an array."""
+        """The names of the columns of the result of `table`; x[0], x[1], ... for an array."""
         names = self.layout.names or tuple(f"x[{place}]" for place in range(self.num_columns))
         return (*names, *(f"{names[place]} missing" for place in self.incomplete))
 
     def table(self, x: Table) -> Float[Array, "n c"]:
-        """The columns as numbers, and an indicator of missing values for each that had such in the fit.
+        """The columns as numbers, with an indicator of missing values for each column that had some in the fit.
 
-        A label becomes its position among the categories; one that was not there in the fit -1, or as `unseen` says.
+        A label becomes its position among the categories. A label that was not in the fit becomes -1, or the position
+        that `unseen` decides.
 
         Args:
-            x: a data frame, if the columns have names, or an array [n, d] of numbers; a vector [n] is one column. In a
-                frame missing values are allowed, where the fit had such or the column holds labels. In an array NaN is
-                allowed where the fit had it. In an array of a frame's numbers a label is its position.
+            x: a data frame, if the columns have names, or an array [n, d] of numbers; a vector [n] is one column. A
+                frame may have missing values in columns of labels, and in columns that had some in the fit, and so
+                may an array, as NaN. In an array of a frame's numbers a label is its position.
 
         Raises:
-            ValueError: if x is empty, not finite, or has another number of columns than the fit; if a frame lacks a
-                column; if values are missing in a column that had all in the fit.
+            ValueError: if x is empty, not finite, or has another number of columns than the fit. Also if a frame lacks
+                a column, or if values are missing in a column that had none missing in the fit.
 
         Warns:
-            UserWarning: if a frame or a known array holds a label that was not there in the fit, and unseen="none".
+            UserWarning: if a frame or a known array holds a label that was not in the fit, and unseen="none".
         """
         if is_frame(x):
             return self._of_frame(x)
@@ -165,12 +166,12 @@ class Columns(eqx.Module):
             is_number = [place for place in range(self.num_columns) if place not in labels]
             self._check_complete({place: np.isnan(np.asarray(matrix)[:, place]) for place in is_number})
         medians = tuple(zip(self.incomplete, self.medians, strict=True))
-        found, is_known = _with_positions(matrix, tuple(labels.items()), medians)
-        _checks.check_finite("x", found)
+        table, is_known = _with_positions(matrix, tuple(labels.items()), medians)
+        _checks.check_finite("x", table)
         if not _checks.is_traced(matrix):
             for place, known in zip(self.categorical, is_known, strict=True):
                 self._check_seen(place, np.asarray(matrix)[:, place], np.asarray(known))
-        return found
+        return table
 
     @property
     def _takes_nan(self) -> bool:
@@ -178,7 +179,7 @@ class Columns(eqx.Module):
         return bool(self.incomplete) or any(None in (categories or ()) for categories in self.categories)
 
     def _labels(self, place: int) -> tuple[Any, ...]:
-        """The labels of a column as an array holds them, NaN for a missing one. A frame's are their positions."""
+        """The values of a column's labels in an array, NaN for a missing one. After a fit to a frame they are positions."""
         categories = self.categories[place] or ()
         if self.layout.names is not None:
             return tuple(map(float, range(len(categories))))
@@ -201,7 +202,10 @@ class Columns(eqx.Module):
         return _checks.as_matrix("x", np.column_stack(matrix))
 
     def _positions_of_labels(self, place: int, column: Any, categories: tuple[Label, ...]) -> np.ndarray:
-        """The positions of the labels in a column of a frame; small integers leave the dtype of other columns alone."""
+        """The positions of the labels in a column of a frame.
+
+        They are small integers, which do not change the dtype of the other columns.
+        """
         of_numbers = isinstance(categories[0], float)
         labels, number = distinct_labels(self.layout.called(place), column, of_numbers=of_numbers)
         known = {label: position for position, label in enumerate(categories)}
@@ -212,12 +216,12 @@ class Columns(eqx.Module):
         return np.where(position < 0, np.int16(self._instead(place)), position)
 
     def _instead(self, place: int) -> int:
-        """The position in place of a label that was not there in the fit."""
+        """The position that replaces a label that was not in the fit."""
         majority = self.majority[place]
         return majority if self.unseen == "majority" and majority is not None else -1
 
     def _check_seen(self, place: int, values: np.ndarray, is_known: np.ndarray) -> None:
-        """Raise ValueError, or warn, of labels that were not there in the fit."""
+        """Raise ValueError, or warn, if labels were not in the fit."""
         if is_known.all() or self.unseen == "majority":
             return
         strange = values[~is_known]
@@ -231,7 +235,7 @@ class Columns(eqx.Module):
         _checks.warn(f"{message}: {len(strange)} rows are predicted as of no category.")
 
     def _check_complete(self, missing: dict[int, np.ndarray]) -> None:
-        """Raise ValueError if values are missing in a column that had all in the fit."""
+        """Raise ValueError if values are missing in a column that had no missing value in the fit."""
         bad = [place for place, rows in missing.items() if rows.any() and place not in self.incomplete]
         if bad:
             named = ", ".join(f"{self.layout.called(place)} ({missing[place].sum()})" for place in bad)
@@ -241,7 +245,7 @@ class Columns(eqx.Module):
             )
 
     def shown_labels(self) -> dict[int, tuple[str, ...]]:
-        """The labels of every categorical column, as they are written."""
+        """The labels of every categorical column, as texts."""
         return {
             place: tuple(map(_shown, categories))
             for place, categories in enumerate(self.categories)
@@ -276,7 +280,7 @@ def _with_positions(
 def _with_indicators(
     table: Float[AnyArray, "n c"], categorical: tuple[int, ...], sizes: tuple[int, ...]
 ) -> Float[AnyArray, "n p"]:
-    """The columns of numbers, then an indicator for every label of the others."""
+    """The columns of numbers, then an indicator for every label of the categorical columns."""
     numbers = [place for place in range(table.shape[1]) if place not in categorical]
     indicators = lambda place, size: (table[:, place, None] == np.arange(size)[None]).astype(table.dtype)
     parts = [indicators(place, size) for place, size in zip(categorical, sizes, strict=True)]
@@ -284,28 +288,28 @@ def _with_indicators(
 
 
 def positions(categorical: Sequence[int | str], layout: Layout) -> tuple[int, ...]:
-    """The positions of columns that are given by position or by name.
+    """The positions of columns that the user named by position or by name.
 
     Raises:
         ValueError: if there is no such column.
     """
     names, num_columns = layout.names or (), layout.num_columns
     known = {name: place for place, name in enumerate(names)}
-    found = tuple(sorted({known.get(column, -1) if isinstance(column, str) else column for column in categorical}))
-    if any(not 0 <= place < num_columns for place in found):
+    places = tuple(sorted({known.get(column, -1) if isinstance(column, str) else column for column in categorical}))
+    if any(not 0 <= place < num_columns for place in places):
         named = f", or {', '.join(names)}" if names else ""
         raise ValueError(
             f"categorical must hold columns of x, 0 to {num_columns - 1}{named}; got {tuple(categorical)}."
         )
-    return found
+    return places
 
 
 def names_rows(num_labels: int, num_rows: int) -> bool:
-    """Whether a column of so many different labels seems to hold names of the rows."""
+    """Whether a column with this number of different labels seems to hold names of the rows."""
     return num_labels > max(_FEW_LABELS, num_rows / 2)
 
 
-# Which columns have no order: some of them, by position or by name, or those of a larger table.
+# The columns without an order: by position or by name, or the `Columns` of a larger table.
 Categorical = Sequence[int | str] | Columns
 
 
@@ -315,14 +319,14 @@ def as_data(
     """The columns of a table, the inputs that they make of it, and its targets.
 
     Args:
-        x: a table, and
-        categorical: which of its columns have no order, as of `Columns.of`.
+        x: a table.
+        categorical: the columns without an order, as in `Columns.of`.
         y: targets [n].
         at_least: how many rows are needed.
 
     Raises:
-        ValueError: if x or y is empty, not finite or of the wrong shape, or has fewer rows; if x is a frame, and y a
-            series of another index.
+        ValueError: if x or y is empty, not finite or of the wrong shape, or has fewer rows. Also if x is a frame, and y
+            is a series with another index.
     """
     check_same_index(x, y)
     columns = Columns.of(x, categorical)
@@ -333,7 +337,7 @@ def as_data(
 
 
 class _Found(NamedTuple):
-    """What a column is."""
+    """The content of a column: its labels and the most frequent label, or the median of an incomplete column."""
 
     categories: tuple[Label, ...] | None = None
     majority: int | None = None

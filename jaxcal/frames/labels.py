@@ -1,9 +1,9 @@
 """Labels of groups: bins of a column of x, and bins of the predicted std, for `by` in a fit.
 
-`by` may be any function of x; these are two that are often wanted. The leaves of a tree are another one,
-`usnrt.USNRT.apply`. A coverage guarantee for each group takes labels that do not depend on the calibration rows: take
-the edges of the bins from other rows, such as those that the model was trained on. From the calibration rows themselves
-they change the coverage by less than one row's worth for each edge.
+`by` may be any function of x. These are two frequent choices. The leaves of a tree are a third choice:
+`usnrt.USNRT.apply`. A coverage guarantee for each group needs labels that do not depend on the calibration rows. So
+take the edges of the bins from other rows, such as the training rows of the model. Edges from the calibration rows
+themselves change the coverage by less than the weight of one row for each edge.
 """
 
 import equinox as eqx
@@ -19,11 +19,11 @@ from jaxcal.frames.values import labels_in, numbers_in
 
 
 class ColumnBins(eqx.Module):
-    """The number of the bin that a column of x lies in: a function of x.
+    """The number of the bin in which the value of a column lies: a function of x.
 
     Attributes:
         column: the number of the column; its name where x is a data frame.
-        edges: between the bins, in increasing order. A value at an edge lies in the bin below it.
+        edges: the edges between the bins, in increasing order. A value at an edge lies in the bin below it.
 
     Example:
         >>> x = np.arange(8.0)[:, None] * np.array([[1.0, 10.0]])
@@ -41,12 +41,12 @@ class ColumnBins(eqx.Module):
 
         Args:
             x: inputs [n, d], or a data frame; a vector [n] is one column.
-            column: the number of the column, from 0 on, or of a data frame its name.
-            number: of bins, 2 or more.
+            column: the number of the column, from 0 on, or its name in a data frame.
+            number: the number of bins, 2 or more.
 
         Raises:
-            ValueError: if x is empty, not finite or of the wrong shape, there is no such column, it holds no numbers
-                or lacks some, or `number` is below 2.
+            ValueError: if x is empty, not finite or of the wrong shape, or `number` is below 2. Also if there is no
+                such column, or it holds no numbers or lacks some.
         """
         layout = Layout.of(x)
         names, known = layout.names or (), range(layout.num_columns)
@@ -61,8 +61,7 @@ class ColumnBins(eqx.Module):
         """The numbers of the bins of the rows of x, from 0 on.
 
         Raises:
-            ValueError: if x is not finite or has no such column, or is an array where the bins are those of a data
-                frame.
+            ValueError: if x is not finite or has no such column, or is an array although the fit had a data frame.
         """
         return _bins(self.edges, _numbers(x, self.column))
 
@@ -71,7 +70,7 @@ class ColumnLabels(eqx.Module):
     """The labels in a column of a data frame: a function of x.
 
     Attributes:
-        name: of the column.
+        name: the name of the column.
     """
 
     name: str = eqx.field(static=True)
@@ -90,10 +89,10 @@ class ColumnLabels(eqx.Module):
 
 
 class StdBins(eqx.Module):
-    """The number of the bin that the predicted std of a row lies in: a function of the base's predictions.
+    """The number of the bin in which the predicted std of a row lies: a function of the base's predictions.
 
     Attributes:
-        edges: between the bins, in increasing order. A std at an edge lies in the bin below it.
+        edges: the edges between the bins, in increasing order. A std at an edge lies in the bin below it.
 
     Example:
         >>> from jaxcal import Normal
@@ -131,7 +130,7 @@ def _numbers(x: Table, column: int | str) -> Float[Array, " n"]:
 
 
 def _edges(values: ArrayLike, number: int) -> Float[Array, " b"]:
-    """The values below the quantiles of levels k / number."""
+    """The edges: the values at the quantiles of levels k / number, without equal edges and empty bins."""
     _checks.check_at_least("number", number, 2)
     values = np.sort(np.asarray(values))
     edges = np.unique(values[np.arange(1, number) * len(values) // number - 1])

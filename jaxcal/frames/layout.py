@@ -1,4 +1,4 @@
-"""The rows and the columns of a table, an array or a data frame: how many, in which order, by which names."""
+"""The rows and the columns of a table, an array or a data frame: their number, order and names."""
 
 from typing import Any
 
@@ -8,17 +8,17 @@ from jaxtyping import ArrayLike, Int
 
 from jaxcal import _checks
 
-# Inputs: an array, or a data frame of any library; and targets: an array, or a series.
+# Inputs are an array, or a data frame of any library. Targets are an array, or a series.
 Table = Any
 Series = Any
 
 
 class Layout(eqx.Module):
-    """How many columns the inputs of a fit had, and in which order; made by `Layout.of`.
+    """The number and the order of the columns of the inputs of a fit; made by `Layout.of`.
 
     Attributes:
-        num_columns: how many there are.
-        names: of the columns of a data frame; None of an array.
+        num_columns: the number of columns.
+        names: the names of the columns of a data frame; None for an array.
     """
 
     num_columns: int = eqx.field(static=True)
@@ -26,10 +26,10 @@ class Layout(eqx.Module):
 
     @classmethod
     def of(cls, x: Table) -> "Layout":
-        """That of a table.
+        """The layout of a table.
 
         Raises:
-            ValueError: if two columns have one name.
+            ValueError: if two columns have the same name.
         """
         if is_frame(x):
             names = tuple(map(str, as_frame(x).columns))
@@ -38,7 +38,7 @@ class Layout(eqx.Module):
         return cls(shape[-1] if len(shape) > 1 else 1, None)
 
     def __call__(self, x: Table) -> Table:
-        """The table with the columns of the fit, in their order, looked up by name; those of an array are the same.
+        """The table with the columns of the fit, looked up by name, in their order. An array stays unchanged.
 
         Raises:
             ValueError: if a frame lacks a column, or an array has another number of them.
@@ -52,20 +52,20 @@ class Layout(eqx.Module):
         return x if names == self.names else table[:, [place_of(name, names) for name in self.names]].to_native()
 
     def called(self, place: int) -> str:
-        """What messages call a column."""
+        """The name of a column in messages."""
         return f"column {place}" if self.names is None else f"column {self.names[place]!r}"
 
 
 def is_frame(x: Any) -> bool:
-    """Whether x is a data frame: what has columns, of a library that narwhals knows."""
-    kind = type(x)  # of a lazy frame the names of the columns would have to be computed
+    """Whether x is a data frame: an object with columns, of a library that narwhals knows."""
+    kind = type(x)  # the class is enough: a lazy frame would have to compute the names of its columns
     return hasattr(kind, "columns") or hasattr(kind, "column_names")
 
 
 def as_table(x: Any) -> Table:
-    """A table that is handed on to whatever is fitted: a frame or an array of objects as it is, numbers as a matrix.
+    """A table for the model that is fitted: a frame or an array of objects stays unchanged, numbers become a matrix.
 
-    Numbers may be missing: it is for what is fitted to refuse them.
+    Numbers may be missing. The model itself must refuse them if it needs all numbers.
 
     Raises:
         ValueError: if the shape is not (n, d), or there are no rows or no columns.
@@ -80,30 +80,30 @@ def as_table(x: Any) -> Table:
 
 
 def num_rows(x: Table) -> int:
-    """How many rows a table has."""
+    """The number of rows of a table."""
     return (as_frame(x) if is_frame(x) else x).shape[0]
 
 
 def take(rows: Int[ArrayLike, " k"], x: Table) -> Table:
-    """The rows of a table by their numbers; a frame stays one, of its own library, with its index."""
+    """The rows of a table by their numbers. A frame stays a frame of its library, with its index."""
     numbers = np.asarray(rows)
     return as_frame(x)[numbers.tolist(), :].to_native() if is_frame(x) else x[numbers]
 
 
 def like(x: Table, columns: dict[str, np.ndarray]) -> Any:
-    """A matrix [n, k] of these columns; of a frame a frame of its library, with its index."""
+    """A matrix [n, k] of these columns. If x is a frame, the result is a frame of its library, with its index."""
     if not is_frame(x):
         return np.column_stack(list(columns.values()))
     import narwhals.stable.v2 as nw
 
-    found = nw.from_dict(columns, backend=as_frame(x).implementation).to_native()
+    frame = nw.from_dict(columns, backend=as_frame(x).implementation).to_native()
     if hasattr(x, "index") and not callable(x.index):  # of pandas
-        found.index = x.index
-    return found
+        frame.index = x.index
+    return frame
 
 
 def check_same_index(x: Any, y: Any) -> None:
-    """Raise ValueError if a frame and a series of pandas have different indices: their rows would not be one's."""
+    """Raise ValueError if a frame and a series of pandas have different indices: their rows do not match."""
     index, other = getattr(x, "index", None), getattr(y, "index", None)
     if index is None or other is None or callable(index) or callable(other):
         return
@@ -115,7 +115,12 @@ def check_same_index(x: Any, y: Any) -> None:
 
 
 def as_frame(x: Any) -> Any:
-    """A frame of narwhals, if its columns have different names."""
+    """The frame as one of narwhals.
+
+    Raises:
+        TypeError: if it is lazy, or no data frame.
+        ValueError: if two columns have the same name.
+    """
     import narwhals.stable.v2 as nw
 
     try:
@@ -129,7 +134,7 @@ def as_frame(x: Any) -> Any:
         ) from error
     if frame is None or len(set(names)) < len(names):
         raise ValueError(f"the columns of x must have different names; got {', '.join(names)}.")
-    if frame.implementation.is_pandas():  # which takes no rows of numbers of another order of bytes
+    if frame.implementation.is_pandas():  # pandas cannot take rows of numbers of another byte order
         native = frame.to_native()
         of_numpy = {name: dtype for name, dtype in native.dtypes.items() if isinstance(dtype, np.dtype)}
         swapped = {name: dtype.newbyteorder("=") for name, dtype in of_numpy.items() if not dtype.isnative}

@@ -1,6 +1,6 @@
-"""Any table as numbers for trees, which take missing values: labels become their positions.
+"""Any table as numbers for trees, which take missing values. Labels become their positions.
 
-Nothing is refused that a fit took: a label or a missing value that the fit did not have is a missing number.
+A prediction raises no error for a new label, or for a new missing value: it becomes a missing number.
 """
 
 from typing import Any
@@ -17,11 +17,11 @@ from jaxcal.frames.values import holds_labels, numbers, values_of
 
 
 class Ordinal(eqx.Module):
-    """What the columns of the inputs of a fit were; made by `Ordinal.of`.
+    """The columns of the inputs of a fit; made by `Ordinal.of`.
 
     Attributes:
-        labels: of each column that holds labels, in increasing order; none of one that holds numbers; None
-            of one that holds neither, as dates, which is omitted.
+        labels: the labels of each column, in increasing order; empty for a column of numbers. None for a column of
+            other values, such as dates, which is omitted.
     """
 
     labels: tuple[tuple[str | float, ...] | None, ...] = eqx.field(static=True)
@@ -45,13 +45,13 @@ class Ordinal(eqx.Module):
         if _checks.is_traced(x):
             return jnp.where(jnp.isinf(x), jnp.nan, x)
         known = ((column, labels) for column, labels in zip(_columns(x), self.labels, strict=True))
-        found = [_numbers_of(column, labels) for column, labels in known if labels is not None]
-        table = np.column_stack(found) if found else np.empty((num_rows(x), 0))
+        columns = [_numbers_of(column, labels) for column, labels in known if labels is not None]
+        table = np.column_stack(columns) if columns else np.empty((num_rows(x), 0))
         return np.where(np.isinf(table), np.nan, table)
 
 
 def _columns(x: Table) -> list[Any]:
-    """Those of a frame, as series of narwhals, or of an array."""
+    """The columns of a frame, as series of narwhals, or of an array."""
     return list(as_frame(x).iter_columns()) if is_frame(x) else list(np.asarray(x).T)
 
 
@@ -66,12 +66,12 @@ def _labels_of(column: Any) -> tuple[str | float, ...] | None:
 
 def _distinct(values: list) -> tuple[str | float, ...]:
     """The labels, numbers before strings."""
-    found = {_label(value) for value in values if value is not None and value == value}
-    return tuple(sorted(found, key=lambda label: (isinstance(label, str), label)))
+    labels = {_label(value) for value in values if value is not None and value == value}
+    return tuple(sorted(labels, key=lambda label: (isinstance(label, str), label)))
 
 
 def _label(value: Any) -> str | float:
-    """A number as a float: a column of whole numbers may come back as one of others."""
+    """A label as a float or a string. A column of whole numbers may be a column of floats at a prediction."""
     return float(value) if isinstance(value, bool | int | float | np.number | np.bool_) else str(value)
 
 
@@ -80,12 +80,12 @@ def _numbers_of(column: Any, labels: tuple[str | float, ...]) -> Float[np.ndarra
         places = {label: float(place) for place, label in enumerate(labels)}
         values = column.tolist() if isinstance(column, np.ndarray) else values_of(column)[0]
         return np.array([np.nan if value is None else places.get(_label(value), np.nan) for value in values])
-    found = _floats(column) if isinstance(column, np.ndarray) else numbers("a column", column)
-    return np.full(len(column), np.nan) if found is None else np.asarray(found, float)
+    floats = _floats(column) if isinstance(column, np.ndarray) else numbers("a column", column)
+    return np.full(len(column), np.nan) if floats is None else np.asarray(floats, float)
 
 
 def _floats(column: np.ndarray) -> np.ndarray | None:
-    """The numbers of an array's column; None where it holds others."""
+    """The numbers of an array's column; None if it holds other values."""
     try:
         return column.astype(float)
     except (TypeError, ValueError):

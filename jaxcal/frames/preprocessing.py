@@ -1,6 +1,6 @@
-"""What is done to inputs and targets before every fit.
+"""The standardization of inputs and targets before every fit.
 
-Whatever the scale of the data, what is fitted has mean 0 and standard deviation 1; indicators, which have no scale,
+Whatever the scale of the data is, the fitted values have mean 0 and standard deviation 1. Indicators have no scale, and
 stay 0 and 1.
 """
 
@@ -14,16 +14,16 @@ from jaxcal.functional import linalg
 
 # The interquartile range of the standard normal distribution.
 _NORMAL_RANGE = 1.3489795
-# Beyond so many standard deviations the inputs of networks grow like a logarithm.
+# The inputs of networks grow like a logarithm beyond 3 standard deviations.
 _TAIL = 3.0
-# Quantiles beyond which values have no part in the standard deviation of a column with tails.
+# Values beyond these quantiles do not affect the standard deviation of a column with tails.
 _WITHOUT_TAILS = (0.005, 0.995)
 
 
 class Standardizer(eqx.Module):
     """The affine map that gives a sample mean 0 and standard deviation 1 (divisor n - 1), and its inverse.
 
-    A constant column has no scale: it maps to 0, and the inverse is the constant whatever comes in.
+    A constant column has no scale. It maps to 0, and the inverse gives the constant for every value.
     """
 
     loc: Float[AnyArray, "*d"]
@@ -32,11 +32,11 @@ class Standardizer(eqx.Module):
     @classmethod
     @numpy_or_jit
     def of(cls, values: Float[AnyArray, " n *d"], weights: Float[AnyArray, " n"] | None = None) -> "Standardizer":
-        """The standardizer of a sample, column by column; with positive weights of the rows of a weighted one."""
+        """The standardizer of a sample, column by column. The rows may have positive weights."""
         xp, dtype = namespace(values), values.dtype
         if xp is np:
             values = values.astype(float)  # sums of NumPy over many rows of 32 bits would round
-        # On the range [0, 1] no square over- or underflows, and a constant column is exactly constant.
+        # The values are mapped to [0, 1]. There no square over- or underflows, and a constant column is exactly 0.
         low = xp.min(values, axis=0)
         span = xp.max(values, axis=0) - low
         unit = (values - low[None]) / _nonzero(span)[None]
@@ -45,7 +45,7 @@ class Standardizer(eqx.Module):
         else:
             fractions = (weights / weights.sum()).astype(values.dtype)
             mean = xp.tensordot(fractions, unit, 1)
-            # The divisor n - 1 of n rows of equal weight.
+            # sum f (u - m)^2 / (1 - sum f^2): for n equal weights this is the divisor n - 1.
             variance = xp.tensordot(fractions, (unit - mean[None]) ** 2, 1) / (1 - xp.sum(fractions**2))
         # The derivative of the root is 0 where a column is constant.
         return cls((low + span * mean).astype(dtype), (span * linalg.sqrt(variance)).astype(dtype))
@@ -53,7 +53,10 @@ class Standardizer(eqx.Module):
     @classmethod
     @numpy_or_jit
     def robust(cls, values: Float[AnyArray, " n *d"]) -> "Standardizer":
-        """By the median and the interquartile range, over that of a standard normal sample; as `of` where it is 0."""
+        """The standardizer by the median, and by the interquartile range over its value for a standard normal sample.
+
+        A column whose interquartile range is 0 has the scale of `of`.
+        """
         xp = namespace(values)
         lower, middle, upper = xp.quantile(values, xp.asarray([0.25, 0.5, 0.75], values.dtype), axis=0)
         spread = (upper - lower) / _NORMAL_RANGE
@@ -77,7 +80,7 @@ class Standardizer(eqx.Module):
 
     @numpy_or_jit
     def without(self, columns: tuple[int, ...]) -> "Standardizer":
-        """The same map of all columns but these, which it leaves as they are."""
+        """The same map of all columns but these, which stay unchanged."""
         if not columns:
             return self
         xp, chosen = namespace(self.loc), np.isin(np.arange(self.loc.shape[-1]), columns)
@@ -91,19 +94,19 @@ def _nonzero(scale: Float[AnyArray, "*d"]) -> Float[AnyArray, "*d"]:
 def input_scaler(
     inputs: Float[AnyArray, "n p"], indicators: tuple[int, ...], *, log_tails: bool
 ) -> "Standardizer | LogTails":
-    """The standardization of the inputs of a network, which leaves indicators as they are."""
+    """The standardization of the inputs of a network, which leaves indicators unchanged."""
     return (LogTails.of(inputs) if log_tails else Standardizer.of(inputs)).without(indicators)
 
 
 class LogTails(eqx.Module):
     """A standardization of columns whose tails are logarithmic: the inputs of a network.
 
-    With z the standardized value, of a mean and a standard deviation that the outer halves of a hundredth of the values
-    have no part in,
+    Let z be the standardized value. Its mean and standard deviation are computed after values beyond the quantiles at
+    0.5 % and 99.5 % are clipped to these quantiles. The result is
 
-        z where |z| <= 3,    sign(z) 3 (1 + log(|z| / 3)) elsewhere,
+        z where |z| <= 3,    sign(z) 3 (1 + log(|z| / 3)) elsewhere.
 
-    so that values far from all others neither decide the scale of a column nor lead a network far from its data.
+    So a value far from all others does not decide the scale of a column, and does not lead a network far from its data.
 
     Attributes:
         standardizer: gives z.
@@ -114,7 +117,10 @@ class LogTails(eqx.Module):
     @classmethod
     @numpy_or_jit
     def of(cls, values: Float[AnyArray, "n d"]) -> "LogTails":
-        """That of a sample, column by column; a column that is constant but for its tails is standardized with them."""
+        """The standardization of a sample, column by column.
+
+        If a column is constant except in its tails, its standardization includes the tails.
+        """
         xp = namespace(values)
         low, high = xp.quantile(values, xp.asarray(_WITHOUT_TAILS, values.dtype), axis=0)
         inner, all_of_it = Standardizer.of(xp.clip(values, low[None], high[None])), Standardizer.of(values)
@@ -122,7 +128,7 @@ class LogTails(eqx.Module):
         return cls(jax.tree.map(lambda part, whole: xp.where(varies, part, whole), inner, all_of_it))
 
     def without(self, columns: tuple[int, ...]) -> "LogTails":
-        """The same of all columns but these, which stay as they are where they lie between -3 and 3."""
+        """The same map of all columns but these, which stay unchanged where they lie between -3 and 3."""
         return LogTails(self.standardizer.without(columns))
 
     @numpy_or_jit

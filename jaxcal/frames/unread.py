@@ -1,4 +1,4 @@
-"""Rows that stay where they are, a file on disk, say: read in chunks, and no more of them at a time."""
+"""Rows that stay where they are, for example in a file on disk, and are read in chunks."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -10,15 +10,15 @@ from jaxtyping import ArrayLike, Float
 from jaxcal import _checks
 from jaxcal.frames.preprocessing import Standardizer
 
-# Rows that are in memory at once.
+# The largest number of rows that are in memory at once.
 CHUNK_ROWS = 65_536
 
 
 def unread_rows(x: ArrayLike, length: int) -> np.ndarray:
-    """Inputs [n, d] where they are, a file on disk, say: no more of them is read than their first row.
+    """Inputs [n, d] that stay where they are, for example in a file on disk. Only their first row is read.
 
     Raises:
-        ValueError: if they are not numbers, or not as many rows.
+        ValueError: if they are not numbers, or have another number of rows.
     """
     x = np.asanyarray(x)
     if x.ndim == 1:
@@ -29,7 +29,7 @@ def unread_rows(x: ArrayLike, length: int) -> np.ndarray:
 
 
 def standardizer(x: np.ndarray, dtype: jnp.dtype) -> Standardizer:
-    """The standardizer of inputs [n, d], read in chunks."""
+    """The standardizer of inputs [n, d], which are read in chunks."""
     moments = column_moments(lambda part: x[part], len(x))
     return Standardizer(*(jnp.asarray(moment, dtype) for moment in moments))
 
@@ -39,12 +39,13 @@ def column_moments(
 ) -> tuple[Float[np.ndarray, "*d"], Float[np.ndarray, "*d"]]:
     """Means and standard deviations (divisor n - 1) of columns, in one pass over chunks of their rows, in float64.
 
-    A chunk's mean and sum of squared deviations are merged with those before as Chan, Golub & LeVeque, "Algorithms for
-    Computing the Sample Variance" (1983), eq. 2.1, do: no large sums of squares cancel. That of a constant column is 0.
+    Each chunk has a mean and a sum of squared deviations. They are merged with the earlier chunks by eq. 2.1 of Chan,
+    Golub & LeVeque, "Algorithms for Computing the Sample Variance" (1983). So no large sums of squares cancel. The
+    standard deviation of a constant column is 0.
 
     Args:
         read: gives the rows of a slice.
-        n: how many rows there are, at least two.
+        n: the number of rows, at least two.
 
     Raises:
         ValueError: if there are fewer rows, or one of them is NaN or infinite.
@@ -65,6 +66,7 @@ def column_moments(
             row = part.start + np.argmin(np.isfinite(values).reshape(len(values), -1).all(axis=1))
             raise ValueError(f"row {row} holds a value that is NaN or infinite.")
         own, total = values.mean(axis=0), count + len(values)
+        # S = S_a + S_b + (m_b - m_a)^2 n_a n_b / n, and m = m_a + (m_b - m_a) n_b / n.
         square += np.sum((values - own) ** 2, axis=0) + (own - mean) ** 2 * (count * len(values) / total)
         mean += (own - mean) * (len(values) / total)
         count = total
@@ -72,6 +74,6 @@ def column_moments(
 
 
 def chunks(n: int) -> Iterator[slice]:
-    """All rows in chunks of two sizes at most, so that no more programs are compiled."""
+    """All rows in chunks of at most two sizes, so that at most two programs are compiled."""
     edges = np.linspace(0, n, -(-n // CHUNK_ROWS) + 1).astype(int).tolist()
     return (slice(start, stop) for start, stop in itertools.pairwise(edges))

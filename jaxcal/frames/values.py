@@ -1,4 +1,4 @@
-"""What a column of a data frame holds: numbers, or labels; values may be missing."""
+"""The values of a column of a data frame: numbers, or labels. Values may be missing."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from jaxtyping import Array, Float, Int
 from jaxcal import _checks
 from jaxcal.frames.layout import Table, as_frame, place_of
 
-# A label is a string in a column of text, and a number in one of numbers; None stands for a missing one.
+# A label is a string in a column of text, and a number in a column of numbers. None stands for a missing label.
 Label = str | float | None
 _OF_LABELS = (str, int, float, type(None))
 
@@ -29,7 +29,7 @@ def numbers_in(x: Table, column: int | str) -> Float[Array, " n"]:
     """The numbers in a column of a frame, by its position or its name, [n].
 
     Raises:
-        ValueError: if there is no such column, or it holds labels, or values that are missing or infinite.
+        ValueError: if there is no such column, or it holds labels, or a value is missing or infinite.
     """
     values = _column(x, column)
     called = f"column {str(values.name)!r}"
@@ -48,7 +48,7 @@ def holds_labels(name: str, column: Any) -> bool:
     """Whether a column of a frame is categorical or holds text.
 
     Raises:
-        ValueError: if it holds neither that nor numbers.
+        ValueError: if it holds neither labels nor numbers.
     """
     import narwhals.stable.v2 as nw
 
@@ -57,7 +57,7 @@ def holds_labels(name: str, column: Any) -> bool:
         return False
     if dtype in (nw.String, nw.Categorical, nw.Enum, nw.Object):
         return True
-    if dtype == nw.Unknown and column.to_numpy().dtype.kind in "fiu":  # of another order of bytes, or long doubles
+    if dtype == nw.Unknown and column.to_numpy().dtype.kind in "fiu":  # another byte order, or long doubles
         return False
     raise ValueError(
         f"{name} of x holds {dtype}, which is neither numbers nor labels: make numbers of it, such as days "
@@ -77,41 +77,41 @@ def numbers(name: str, column: Any) -> np.ndarray:
         raise ValueError(f"{name} of x holds labels, where the fit had numbers.")
     if column.dtype != nw.Unknown:
         column = column.cast(nw.Float32 if str(column.dtype) in ("Float16", "Float32") else nw.Float64)
-    given = column.to_numpy()
-    is_short = given.dtype.kind == "f" and given.dtype.itemsize <= 4
-    values = _checks.as_numpy_floats(f"{name} of x", given, np.float32 if is_short else np.float64)
+    array = column.to_numpy()
+    is_short = array.dtype.kind == "f" and array.dtype.itemsize <= 4
+    values = _checks.as_numpy_floats(f"{name} of x", array, np.float32 if is_short else np.float64)
     if np.isinf(values).any():
         raise ValueError(f"{name} of x holds {np.isinf(values).sum()} values that are infinite.")
     return values
 
 
 def distinct_labels(name: str, column: Any, *, of_numbers: bool) -> tuple[tuple[Label, ...], Int[np.ndarray, " n"]]:
-    """The labels of a column in increasing order, a missing one last, and the position of every row's.
+    """The labels of a column in increasing order, a missing label last, and the position of every row's label.
 
     Raises:
-        ValueError: if one is neither a number nor a string.
+        ValueError: if a label is neither a number nor a string.
     """
     if of_numbers:
         values = numbers(name, column)
         missing = np.isnan(values)
     else:
-        given, missing = values_of(column)
-        bad = [value for value in given if not isinstance(value, _OF_LABELS)]
+        objects, missing = values_of(column)
+        bad = [value for value in objects if not isinstance(value, _OF_LABELS)]
         if bad:
             raise ValueError(
                 f"{name} of x holds {len(bad)} values that are neither numbers nor strings, the first "
                 f"{bad[0]!r}: make numbers or strings of them."
             )
-        values = np.array([str(value) for value in given])
+        values = np.array([str(value) for value in objects])
     labels, position = np.unique(values[~missing], return_inverse=True)
     number = np.full(len(values), len(labels))
     number[~missing] = position
-    found = [float(label) if of_numbers else str(label) for label in labels]
-    return tuple([*found, None] if missing.any() else found), number
+    distinct = [float(label) if of_numbers else str(label) for label in labels]
+    return tuple([*distinct, None] if missing.any() else distinct), number
 
 
 def values_of(column: Any) -> tuple[list, np.ndarray]:
-    """The values of a column of labels, and which are missing: NaN, or None, which is also in place of pandas' NA."""
+    """The values of a column of labels, and which values are missing: NaN and None. pandas' NA becomes None."""
     is_null = column.is_null().to_list()
-    given = [None if null else value for value, null in zip(column.to_list(), is_null, strict=True)]
-    return given, np.array([value is None or value != value for value in given])
+    values = [None if null else value for value, null in zip(column.to_list(), is_null, strict=True)]
+    return values, np.array([value is None or value != value for value in values])

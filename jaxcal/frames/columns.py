@@ -179,7 +179,7 @@ class Columns(eqx.Module):
         return bool(self.incomplete) or any(None in (categories or ()) for categories in self.categories)
 
     def _labels(self, place: int) -> tuple[Any, ...]:
-        """The values of a column's labels in an array, NaN for a missing one. After a fit to a frame they are positions."""
+        """A column's labels in an array, NaN for a missing one. After a fit to a frame they are positions."""
         categories = self.categories[place] or ()
         if self.layout.names is not None:
             return tuple(map(float, range(len(categories))))

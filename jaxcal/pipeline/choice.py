@@ -25,7 +25,7 @@ from jaxcal.pipeline.steps import as_fit, as_prediction, name_of, name_of_weight
 # A candidate is dropped after the first fold if its CRPS there exceeds the first number times the best. The second one
 # is the least number of rows in that fold. The third one is the least difference, in standard errors.
 _FAR_BEHIND, _FEWEST_ROWS, _STANDARD_ERRORS = 1.5, 20, 2
-# The first fit of a process of many rows compares inferences. On two data sets later fits took 0.28 and 0.59 of its time.
+# The first fit of a process of many rows compares inferences. On two data sets later fits took 0.28 and 0.59 as long.
 _LATER_FIT_OF_PROCESS = 0.6
 
 

@@ -237,8 +237,8 @@ class _Trial:
             others = min((self._need(each) for each in self.begun if each != k), default=0.0)
             return self.seconds[k] + (others if self._need(k) + others < self._seconds_left else 0.0)
         # In the first fold each candidate has a part of the time, so that a slow one leaves time to the others. If no
-        # candidate seems to end in time yet, the part is at least 1 / (1 + folds): so fast a candidate can still be
-        # fitted to all folds and to all rows.
+        # candidate seems to end in time yet, the part is at least 1 / (1 + folds). A fit that needs no more can be
+        # repeated for all folds and all rows.
         waiting = len(self.choice) - len(self.begun) - len(self.out_of_time)
         in_time = [self._need(each) for each in self.begun if not self._is_late(each)]
         part = 1 / waiting if in_time else max(1 / waiting, 1 / (1 + self.num_folds))

@@ -1,4 +1,4 @@
-"""Folds: the rows that a model is fitted to, and those that it predicts; drawn at random, or given."""
+"""Folds: the rows that a model is fitted to and the rows that it predicts, drawn at random or given."""
 
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -9,31 +9,31 @@ from jaxtyping import ArrayLike, PRNGKeyArray
 
 from jaxcal import _checks, _random
 
-# Without a fifth of few rows errors are larger than those of the final model. On 250 to 500 rows intervals cover 2 %
-# more and are 8 % wider (`benchmarks/results/pipelines.md`). On 576 to 700 rows they cover .8 % more, and the CRPS is
-# about the same (`pipeline_folds.txt`).
+# If there are few rows, models that are fitted without a fifth of them have larger errors than the final model. With
+# five folds on 250 to 500 rows, intervals cover 2 % more and are 8 % wider (`benchmarks/results/pipelines.md`). On 576
+# to 700 rows they cover 0.8 % more, and the CRPS is about the same (`pipeline_folds.txt`).
 _FOLDS_OF_FEW_ROWS, _FOLDS, _FEW_ROWS = 10, 5, 500
 
 
 class Fold(NamedTuple):
-    """The numbers of the rows that a model is fitted to, and of those that it predicts."""
+    """The numbers of the rows that a model is fitted to, and of the rows that it predicts."""
 
     training: np.ndarray
     held_out: np.ndarray
 
 
 def as_folds(name: str, folds: Iterable, num_rows: int) -> list[Fold]:
-    """Folds that are given: as the rows of each, or as pairs of training rows and held-out rows.
+    """The folds that a user gives, as the rows of each fold or as pairs of training rows and held-out rows.
 
     Args:
-        name: of the argument.
-        folds: the numbers of rows of each fold, or a mask; or pairs of these, as the splitters of scikit-learn give
-            them.
+        name: the name of the argument.
+        folds: the row numbers of each fold, or a mask of its rows. Or pairs of these, as the splitters of scikit-learn
+            give them.
         num_rows: the number of rows.
 
     Raises:
-        ValueError: if lists do not hold every row once; if pairs hold out a row several times, or a row that is among
-            their training rows; if one of them is empty or holds no numbers of rows.
+        ValueError: if lists do not hold every row once. Also if pairs hold out a row several times, or hold out one of
+            their own training rows. Also if a list is empty or does not hold row numbers.
     """
     given = list(folds)
     pairs = [each for each in given if isinstance(each, tuple | list) and len(each) == 2 and np.ndim(each[0])]
@@ -66,7 +66,7 @@ def as_folds(name: str, folds: Iterable, num_rows: int) -> list[Fold]:
 
 
 def _row_numbers(name: str, rows: Any, num_rows: int) -> np.ndarray:
-    """The numbers of rows that are given as such, or as a mask."""
+    """The row numbers that are given as numbers or as a mask."""
     found = np.asarray(rows)
     if found.dtype == bool and found.shape == (num_rows,):
         found = np.flatnonzero(found)
@@ -89,7 +89,7 @@ def as_labels(groups: ArrayLike | None, num_rows: int) -> np.ndarray | None:
 
 
 def number_for(folds: int | None, num_rows: int, groups: np.ndarray | None = None) -> int:
-    """The number of folds that was asked for, or as many as the rows need and the groups allow."""
+    """The number of folds that the user gave, or the number that the rows need and the groups allow."""
     if folds is not None:
         return folds
     most = num_rows if groups is None else len(np.unique(groups))
@@ -99,15 +99,15 @@ def number_for(folds: int | None, num_rows: int, groups: np.ndarray | None = Non
 def drawn(
     num_rows: int, number: int, groups: np.ndarray | None, key: PRNGKeyArray, *, equal: bool = False
 ) -> list[Fold]:
-    """Folds at random, whose training parts have equally many rows; or folds of whole groups.
+    """Random folds whose training parts have equally many rows, or random folds of whole groups.
 
     Args:
         num_rows: how many rows there are.
-        number: of folds.
+        number: the number of folds.
         groups: labels of the rows; None for folds of single rows.
         key: random key.
-        equal: whether all folds have n // number rows, as a guarantee may need it. The rest, fewer rows than folds, is
-            in the training part of each.
+        equal: whether all folds have n // number rows, as a guarantee may require. The remaining rows, fewer than
+            folds, are in the training part of each fold.
 
     Raises:
         ValueError: if there are fewer rows or groups than folds, or `number` is less than 2.
@@ -133,7 +133,7 @@ def _parts_of_groups(groups: np.ndarray, folds: int, order: np.ndarray) -> list[
     if len(labels) < folds:
         raise ValueError(f"there are {len(labels)} groups; at least {folds} are needed for {folds} folds.")
     parts, filled = [[] for _ in range(folds)], np.zeros(folds, int)
-    for label in np.lexsort((first, -sizes)):  # of equal sizes in random order
+    for label in np.lexsort((first, -sizes)):  # groups of equal size come in random order
         smallest = filled.argmin()
         parts[smallest].append(order[groups[order] == labels[label]])
         filled[smallest] += sizes[label]

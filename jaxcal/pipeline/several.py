@@ -1,4 +1,4 @@
-"""The pipeline of predictors that are combined, of the best of several, or of one whose errors are learned."""
+"""Pipelines of several predictors, combined or compared, and of a single predictor whose errors are learned."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -21,12 +21,12 @@ from jaxcal.pipeline.plan import Held, Plan, chain_of, fit_one, last_step, pipel
 from jaxcal.pipeline.side_by_side import in_threads, one_by_one, share_nothing
 from jaxcal.pipeline.steps import name_of
 
-# What the step is called of one alone, and of several.
+# The name of the learned step: for a single predictor, and for several.
 _LEARNED = ("learned errors", "combined")
 
 
 def fit_several(x: Table, y: Float[Array, " n"], choice: Choice, plan: Plan, order_key: PRNGKeyArray) -> Pipeline:
-    """The pipeline of all predictors that have a weight, or of the best, by the CRPS out of fold."""
+    """The pipeline of all predictors that have a weight, or of the best predictor by out-of-fold CRPS."""
     learns = plan.learns or choice.combines
     compared = dataclasses.replace(plan, recalibrate=None) if learns else plan
     rest, targets, inner = without_rows_set_aside(x, y, compared, order_key)
@@ -61,13 +61,13 @@ def _fit_best(x: Table, y: Float[Array, " n"], choice: Choice, plan: Plan, known
 
 
 class _Learned(NamedTuple):
-    """What was learned of the errors of predictors out of fold.
+    """The combination of predictors that was learned from their out-of-fold predictions.
 
     Attributes:
-        numbers: of the predictors.
-        held: what each predicts.
-        combined: what makes one distribution of these.
-        step: that distribution.
+        numbers: the numbers of the predictors.
+        held: the held-out predictions of each predictor.
+        combined: makes one distribution of these predictions.
+        step: the out-of-fold distributions of the combination, as a step.
     """
 
     numbers: list[int]
@@ -77,7 +77,7 @@ class _Learned(NamedTuple):
 
 
 def _learned(x: Table, known: Tried, numbers: list[int], plan: Plan) -> _Learned:
-    """What is learned of some predictors; x and plan are those by which they were tried."""
+    """The combination of some predictors; x and plan are the rows and the plan of their trial."""
     held, division = [known.found[k] for k in numbers], plan.division
     end = held[0].steps[-1]
     places = [np.searchsorted(np.asarray(end.rows), division.rows[part]) for part in division.parts]
@@ -88,7 +88,7 @@ def _learned(x: Table, known: Tried, numbers: list[int], plan: Plan) -> _Learned
 
 
 def _fit_learned(x: Table, y: Float[Array, " n"], choice: Choice, plan: Plan, learned: _Learned) -> Pipeline:
-    """The predictors that have a weight fitted to all rows, or to those that are not set aside, and the last step."""
+    """Fit the predictors that have a weight to all rows, except rows that are set aside, and then the last step."""
     combined, division = learned.combined, plan.division
     fits = [(choice.pairs[learned.numbers[k]], learned.held[k].like) for k in combined.kept]
     names = tuple(named(pair) for pair, _ in fits)
@@ -110,7 +110,10 @@ def _fit_learned(x: Table, y: Float[Array, " n"], choice: Choice, plan: Plan, le
 def _of_rows_set_aside(
     x: Table, y: Float[Array, " n"], chain: Combination, pair: tuple[Any, Sequence[Callable]], plan: Plan
 ) -> tuple[list[Step], list[Distribution]]:
-    """What is predicted of the rows that are set aside, after each step of one alone; and of each part, at last."""
+    """The steps that predict the rows set aside, and the last predictions of each part of these rows.
+
+    A single predictor has all its steps. Several predictors have one step, their combination.
+    """
     division, (of_rows,) = plan.division, take_rows(plan.division.rows, x)
     after = [each.after_each_step(of_rows) for each in chain.chains]
     names = [] if chain.of_several else [name_of(step) for step in (pair[0], *pair[1])]
@@ -123,7 +126,7 @@ def _of_rows_set_aside(
 
 
 def _fitted_to_all(x: Table, y: Float[Array, " n"], fits: list, plan: Plan) -> tuple[Chain, ...]:
-    """The chains that predict new rows, fitted side by side where they share nothing."""
+    """The chains that predict new rows, fitted in threads if they share nothing."""
     steps = [step for (predictor, calibrators), _ in fits for step in (predictor, *calibrators)]
     call_all: Callable = in_threads if share_nothing(steps) else one_by_one
     fit = partial(chain_of, x, y, plan)
@@ -131,7 +134,7 @@ def _fitted_to_all(x: Table, y: Float[Array, " n"], fits: list, plan: Plan) -> t
 
 
 def _told(fitted: Pipeline, choice: Choice, known: Tried, others: tuple) -> Pipeline:
-    """The pipeline, with what is known of the others."""
+    """The pipeline, with its recipe and with the steps of the other candidates."""
     pairs = (choice.pairs[k] for k in known.found)
     recipe = Recipe(tuple((each, tuple(calibrators)) for each, calibrators in pairs), choice.combines, choice.folds)
     told = {"dropped": known.dropped, "omitted": known.omitted, "without_weights": choice.without_weights}

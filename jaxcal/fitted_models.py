@@ -90,11 +90,13 @@ def as_distribution(model: Any, x: Table, *, samples: bool = False) -> Distribut
     if callable(model) and not is_model(model):
         predicted: Any = model(x)
         return _of_samples(predicted) if samples else as_prediction(predicted)
-    given = untouched(x)
-    found = _of_samples(_predicted(model, given)) if samples else _read(model, given)
-    if len(found) != num_rows(given):
-        raise ValueError(f"the model {_named(model)} gave predictions of {len(found)} rows for {num_rows(given)}.")
-    return _in_dtype(found, x.dtype) if isinstance(x, jax.Array) else found
+    inputs = untouched(x)
+    distribution = _of_samples(_predicted(model, inputs)) if samples else _read(model, inputs)
+    if len(distribution) != num_rows(inputs):
+        raise ValueError(
+            f"the model {_named(model)} gave predictions of {len(distribution)} rows for {num_rows(inputs)}."
+        )
+    return _in_dtype(distribution, x.dtype) if isinstance(x, jax.Array) else distribution
 
 
 def as_prediction(predicted: Any) -> Distribution:
@@ -153,11 +155,11 @@ def _of_ngboost(model: Any, x: Any) -> Distribution | None:
     """NGBoost: `pred_dist(x)` gives an object whose `dist` is a frozen distribution of scipy."""
     if not hasattr(model, "pred_dist"):
         return None
-    found = model.pred_dist(x)
-    frozen = getattr(found, "dist", None)
+    predicted = model.pred_dist(x)
+    frozen = getattr(predicted, "dist", None)
     if not callable(getattr(frozen, "ppf", None)):
         raise ValueError(
-            f"model.pred_dist(x) gave a {type(found).__name__}, whose quantiles are not known: take another Dist."
+            f"model.pred_dist(x) gave a {type(predicted).__name__}, whose quantiles are not known: take another Dist."
         )
     return _by_scipy(frozen)
 
@@ -166,11 +168,11 @@ def _of_skpro(model: Any, x: Any) -> Distribution | None:
     """skpro: `predict_proba(x)` gives an object with `mean`, `var` and `quantile`; classifiers give an array."""
     if not (hasattr(model, "predict_proba") and hasattr(model, "predict_quantiles")):
         return None
-    found = model.predict_proba(x)
-    if type(found).__name__ == "Normal":
-        mean, variance = (_column(model, part) for part in (found.mean(), found.var()))
+    predicted = model.predict_proba(x)
+    if type(predicted).__name__ == "Normal":
+        mean, variance = (_column(model, part) for part in (predicted.mean(), predicted.var()))
         return Normal(mean, np.sqrt(variance))
-    return _by_quantiles(LEVELS, found.quantile(list(LEVELS)))
+    return _by_quantiles(LEVELS, predicted.quantile(list(LEVELS)))
 
 
 def _of_tabicl(model: Any, x: Any) -> Distribution | None:
@@ -187,11 +189,11 @@ def _of_tabpfn(model: Any, x: Any) -> Distribution | None:
     """
     if not _takes(model, "output_type", "quantiles"):
         return None
-    found = model.predict(x, output_type="full", quantiles=list(LEVELS))
-    criterion, logits = found.get("criterion"), _as_numpy(found.get("logits", ()))
+    predicted = model.predict(x, output_type="full", quantiles=list(LEVELS))
+    criterion, logits = predicted.get("criterion"), _as_numpy(predicted.get("logits", ()))
     borders = _as_numpy(getattr(criterion, "borders", ()))
     if logits.ndim != 2 or logits.shape[1] != len(borders) - 1:
-        return _by_quantiles(LEVELS, np.column_stack([_as_numpy(each) for each in found["quantiles"]]))
+        return _by_quantiles(LEVELS, np.column_stack([_as_numpy(each) for each in predicted["quantiles"]]))
     # softmax of the logits
     masses = np.exp(logits - logits.max(axis=1, keepdims=True))
     has_tails = hasattr(criterion, "halfnormal_with_p_weight_before")
@@ -259,8 +261,8 @@ _READERS: tuple[Callable[[Any, Any], Distribution | None], ...] = (
 def _read(model: Any, x: Any) -> Distribution:
     """The distribution of the first reader that knows the model; else of the values of its method `predict`."""
     for reader in _READERS:
-        if (found := reader(model, x)) is not None:
-            return found
+        if (distribution := reader(model, x)) is not None:
+            return distribution
     predicted = _predicted(model, x)
     if isinstance(predicted, Distribution):
         return predicted
@@ -387,8 +389,8 @@ def _parameters(model: Any) -> dict[str, Any]:
 def _loss_of(model: Any) -> str:
     """The name of the loss; empty if the model has no loss, or a function."""
     parameters = _parameters(model)
-    found = next((parameters[name] for name in ("loss_function", "objective", "loss") if parameters.get(name)), "")
-    return found if isinstance(found, str) else ""
+    loss = next((parameters[name] for name in ("loss_function", "objective", "loss") if parameters.get(name)), "")
+    return loss if isinstance(loss, str) else ""
 
 
 def _level_of(model: Any) -> float | None:
@@ -397,8 +399,8 @@ def _level_of(model: Any) -> float | None:
     last = last[-1] if hasattr(last, "named_steps") else last
     # A meta-estimator predicts like its inner estimators. They are alike, or else the user must know.
     inner = [getattr(last, "regressor_", None), *np.ravel(getattr(last, "estimators_", []))[:1]]
-    if (found := next((_level_of(each) for each in inner if each is not None), None)) is not None:
-        return found
+    if (level := next((_level_of(each) for each in inner if each is not None), None)) is not None:
+        return level
     parameters, loss = _parameters(last), _loss_of(last)
     levels: Any = ()
     if loss in ("", "quantile") and parameters.get("quantile") is not None:
@@ -430,8 +432,8 @@ def _needed_level(model: Any) -> float:
 
 def _catboost_levels(loss: str) -> list[float]:
     """The levels in the name of a loss of CatBoost, such as "MultiQuantile:alpha=0.1,0.9"."""
-    found = _CATBOOST_QUANTILES.match(loss)
-    return [float(level) for level in found[1].split(",")] if found and found[1] else [0.5]
+    match = _CATBOOST_QUANTILES.match(loss)
+    return [float(level) for level in match[1].split(",")] if match and match[1] else [0.5]
 
 
 def _in_dtype(distribution: Distribution, dtype: np.dtype) -> Distribution:

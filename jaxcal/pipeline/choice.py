@@ -84,31 +84,31 @@ class Choice(NamedTuple):
         if isinstance(predictor, Recipe):
             return cls(predictor.pairs, predictor.combines, repeats=True, folds=predictor.folds)
         if isinstance(predictor, list):
-            found = cls(predictor, combines=True)
+            choice = cls(predictor, combines=True)
         elif isinstance(predictor, Best):
-            found = cls(predictor.pairs, combines=False)
+            choice = cls(predictor.pairs, combines=False)
         else:
             return None
         if not all(
             isinstance(pair, list | tuple) and len(pair) == 2 and isinstance(pair[1], list | tuple)
-            for pair in found.pairs
+            for pair in choice.pairs
         ):
             raise TypeError("predictor holds pairs of a predictor and a list of its calibrators: (predictor, ()), say.")
-        if not found.pairs:
+        if not choice.pairs:
             raise ValueError("predictor holds no pairs: give one at least, or None for those of jaxcal.")
-        return found
+        return choice
 
 
 class Tried(NamedTuple):
     """What is known of several candidates.
 
     Attributes:
-        found: the held-out predictions of each candidate that was fitted to all folds, by its number.
+        held: the held-out predictions of each candidate that was fitted to all folds, by its number.
         dropped: a line about each candidate that was far behind after the first fold.
         omitted: a line about each candidate for which the time did not suffice.
     """
 
-    found: dict[int, Held]
+    held: dict[int, Held]
     dropped: tuple[str, ...]
     omitted: tuple[str, ...]
 
@@ -169,7 +169,7 @@ class _Trial:
         self.num_folds = len(plan.division.folds)
         self.begun: dict[int, Models] = {}
         self.seconds: dict[int, float] = {}
-        self.found: dict[int, Held] = {}
+        self.held: dict[int, Held] = {}
         self.out_of_time: list[int] = []
 
     def has_time(self) -> bool:
@@ -198,10 +198,10 @@ class _Trial:
             kept = sorted(kept, key=lambda k: (k != quickest, self._rank(k, means.get(k, 0.0))))
         for k in kept:
             self._in_time(k, self._complete)
-        if not self.found:
+        if not self.held:
             raise OutOfTime
         lines = (named(self.choice[k]) for k in sorted(self.out_of_time))
-        return Tried({k: self.found[k] for k in sorted(self.found)}, dropped, tuple(lines))
+        return Tried({k: self.held[k] for k in sorted(self.held)}, dropped, tuple(lines))
 
     def _begin_all(self) -> None:
         """Fit all candidates to the first fold: in threads if they share nothing and there is no deadline."""
@@ -230,8 +230,8 @@ class _Trial:
 
     def _reserved(self, k: int) -> float:
         """The seconds that the next fits of a candidate must leave, so that at least one candidate can end."""
-        if self.found:  # for the fits to all rows, or for the fit of the best
-            seconds = [self.seconds[each] for each in self.found]
+        if self.held:  # for the fits to all rows, or for the fit of the best
+            seconds = [self.seconds[each] for each in self.held]
             return sum(seconds) + self.seconds[k] if self.combines else max(seconds)
         if k in self.begun:  # for its last fit; if time allows, also for another candidate, in case this one is slow
             others = min((self._need(each) for each in self.begun if each != k), default=0.0)
@@ -271,7 +271,7 @@ class _Trial:
         chains, blocks = self.begun.get(k, ([], []))
         some, like = slice(len(chains), None), taken_of(chains[0]) if chains and plan.shares_inference else None
         rest = models(self.x, self.y, *self.choice[k], plan, some, like, self.told)
-        self.found[k] = held_of(self.x, self.y, *self.choice[k], plan, (chains + rest[0], blocks + rest[1]))
+        self.held[k] = held_of(self.x, self.y, *self.choice[k], plan, (chains + rest[0], blocks + rest[1]))
 
     def _first_scores(self, k: int) -> np.ndarray | None:
         return _first_scores(self.x, self.y, self.begun[k][1][0][-1], self.plan)

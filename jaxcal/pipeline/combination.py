@@ -173,18 +173,18 @@ def weights_of(errors: Float[np.ndarray, "m n"]) -> Float[np.ndarray, " m"]:
     """
     number, size = errors.shape
     unit = np.median(abs(errors)) or np.mean(abs(errors)) or 1.0
-    errors, found = errors / unit, np.full(number, 1 / number)
+    errors, solution = errors / unit, np.full(number, 1 / number)
     for _ in range(_REWEIGHTINGS):
-        weights = found
+        weights = solution
         # r_i = 1 / max(|w'e_i|, 0.001), P = E diag(r) E' / n + c I = R'R, with c = min_k P_kk / n
         row_weights = 1 / np.maximum(abs(weights @ errors), 1e-3)
         products = errors * row_weights @ errors.T / size
         products[np.diag_indices(number)] += (products.diagonal().min() or 1.0) / size
         root = np.linalg.cholesky(products).T
         # min w'P w + (sum(w) - 1)^2 with w >= 0: it is the minimum of w'P w with sum 1, up to a factor.
-        found, _ = optimize.nnls(np.vstack([root, np.ones(number)]), np.append(np.zeros(number), 1.0))
-        found /= found.sum()
-        if abs(found - weights).max() < 1e-4:
+        solution, _ = optimize.nnls(np.vstack([root, np.ones(number)]), np.append(np.zeros(number), 1.0))
+        solution /= solution.sum()
+        if abs(solution - weights).max() < 1e-4:
             break
-    weights = np.where(found < _LEAST_WEIGHT, 0, found)
+    weights = np.where(solution < _LEAST_WEIGHT, 0, solution)
     return weights / weights.sum()

@@ -64,5 +64,5 @@ def correlation_of_neighbors(errors: Float[np.ndarray, " n"]) -> float:
     ranks = stats.rankdata(errors)  # equal errors share a rank: their order would be the order of the rows
     if len(ranks) < 3 or not np.ptp(ranks[:-1]) * np.ptp(ranks[1:]):
         return 0.0
-    found = float(np.corrcoef(ranks[:-1], ranks[1:])[0, 1])
-    return found if found > max(_CORRELATED, _STANDARD_ERRORS / np.sqrt(len(ranks))) else 0.0
+    correlation = float(np.corrcoef(ranks[:-1], ranks[1:])[0, 1])
+    return correlation if correlation > max(_CORRELATED, _STANDARD_ERRORS / np.sqrt(len(ranks))) else 0.0

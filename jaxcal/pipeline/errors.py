@@ -121,9 +121,9 @@ def fit_errors(
     trials = [_Trial(predicted, y, cross, resolution, keeps_shape) for keeps_shape in shapes]
     options = [(trial, power) for trial in trials for power in _POWERS if power == 0 or trial.follows]
     trial, power = min(options, key=lambda option: option[0].crps(option[1]))
-    found = {df: trial.distribution(power, df) for df in _DEGREES_OF_FREEDOM}
-    df = max(found, key=lambda df: float(np.mean(np.asarray(found[df].log_prob(y)))))
-    return trial.errors(power, df), marked_out_of_fold(found[df])
+    distributions = {df: trial.distribution(power, df) for df in _DEGREES_OF_FREEDOM}
+    df = max(distributions, key=lambda df: float(np.mean(np.asarray(distributions[df].log_prob(y)))))
+    return trial.errors(power, df), marked_out_of_fold(distributions[df])
 
 
 def _have_shapes(quantiles: Float[np.ndarray, "n k"] | None) -> bool:
@@ -269,9 +269,9 @@ class CrossFit:
 
     def __call__(self, fit: Callable[[np.ndarray], F], apply: Callable[[F, np.ndarray], np.ndarray]) -> np.ndarray:
         """The results of all rows, in their order."""
-        found = [apply(fit(others), part) for others, part in self.parts]
+        results = [apply(fit(others), part) for others, part in self.parts]
         order = np.argsort(np.concatenate([part for _, part in self.parts]))
-        return np.concatenate(found)[order]
+        return np.concatenate(results)[order]
 
 
 def quantiles_of(z: Float[np.ndarray, " n"], df: float) -> Float[np.ndarray, " k"]:

@@ -35,26 +35,26 @@ def as_folds(name: str, folds: Iterable, num_rows: int) -> list[Fold]:
         ValueError: if lists do not hold every row once. Also if pairs hold out a row several times, or hold out one of
             their own training rows. Also if a list is empty or does not hold row numbers.
     """
-    given = list(folds)
-    pairs = [each for each in given if isinstance(each, tuple | list) and len(each) == 2 and np.ndim(each[0])]
-    if not given or 0 < len(pairs) < len(given):
+    folds_or_pairs = list(folds)
+    pairs = [each for each in folds_or_pairs if isinstance(each, tuple | list) and len(each) == 2 and np.ndim(each[0])]
+    if not folds_or_pairs or 0 < len(pairs) < len(folds_or_pairs):
         raise ValueError(f"{name} must hold lists of row numbers, or pairs of training rows and held-out rows.")
     if not pairs:
-        parts = [_row_numbers(name, each, num_rows) for each in given]
+        parts = [_row_numbers(name, each, num_rows) for each in folds_or_pairs]
         if len(parts) < 2 or not np.array_equal(np.sort(np.concatenate(parts)), np.arange(num_rows)):
             raise ValueError(
                 f"{name} must be a number, or two lists of row numbers or more that hold every row once. Give pairs "
                 "of training rows and held-out rows for other folds."
             )
         return [Fold(np.setdiff1d(np.arange(num_rows), part), part) for part in parts]
-    found = [Fold(*(_row_numbers(name, rows, num_rows) for rows in pair)) for pair in pairs]
-    for number, fold in enumerate(found):
+    pairs_of_rows = [Fold(*(_row_numbers(name, rows, num_rows) for rows in pair)) for pair in pairs]
+    for number, fold in enumerate(pairs_of_rows):
         if (both := np.intersect1d(fold.training, fold.held_out)).size:
             raise ValueError(
                 f"{name} must hold out other rows than it trains on; row {both[0]} is both in fold {number}. Its error "
                 "would not be out of sample."
             )
-    times = np.bincount(np.concatenate([fold.held_out for fold in found]), minlength=num_rows)
+    times = np.bincount(np.concatenate([fold.held_out for fold in pairs_of_rows]), minlength=num_rows)
     if times.max() > 1:
         raise ValueError(
             f"{name} must hold out every row once at most; row {times.argmax()} is held out {times.max()} times. Give "
@@ -62,21 +62,23 @@ def as_folds(name: str, folds: Iterable, num_rows: int) -> list[Fold]:
         )
     if times.sum() < 2:
         raise ValueError(f"{name} must hold out at least 2 rows; got 1.")
-    return found
+    return pairs_of_rows
 
 
 def _row_numbers(name: str, rows: Any, num_rows: int) -> np.ndarray:
     """The row numbers that are given as numbers or as a mask."""
-    found = np.asarray(rows)
-    if found.dtype == bool and found.shape == (num_rows,):
-        found = np.flatnonzero(found)
-    if found.ndim != 1 or not found.size:
-        raise ValueError(f"{name} must hold vectors of row numbers, none empty; got one of shape {found.shape}.")
-    if found.dtype.kind not in "iu":
-        raise ValueError(f"{name} must hold row numbers; got some of dtype {found.dtype}.")
-    if found.min() < 0 or found.max() >= num_rows:
-        raise ValueError(f"{name} must hold row numbers from 0 to {num_rows - 1}; got {found.min()} to {found.max()}.")
-    return found.astype(int)
+    numbers = np.asarray(rows)
+    if numbers.dtype == bool and numbers.shape == (num_rows,):
+        numbers = np.flatnonzero(numbers)
+    if numbers.ndim != 1 or not numbers.size:
+        raise ValueError(f"{name} must hold vectors of row numbers, none empty; got one of shape {numbers.shape}.")
+    if numbers.dtype.kind not in "iu":
+        raise ValueError(f"{name} must hold row numbers; got some of dtype {numbers.dtype}.")
+    if numbers.min() < 0 or numbers.max() >= num_rows:
+        raise ValueError(
+            f"{name} must hold row numbers from 0 to {num_rows - 1}; got {numbers.min()} to {numbers.max()}."
+        )
+    return numbers.astype(int)
 
 
 def as_labels(groups: ArrayLike | None, num_rows: int) -> np.ndarray | None:

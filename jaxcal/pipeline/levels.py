@@ -51,9 +51,9 @@ class Levels(eqx.Module):
             return Recalibrated(base, self.tables[0], central=True)
         number = np.asarray(self.groups.number_of_rows(x, base, by, len(base)))
         rows = [np.flatnonzero(number == k) for k in range(self.groups.count)]
-        found = [(table, of_group) for table, of_group in zip(self.tables, rows, strict=True) if len(of_group)]
-        parts = [Recalibrated(base[of_group], table, central=True) for table, of_group in found]
-        return joined(parts, [of_group for _, of_group in found])
+        tables = [(table, of_group) for table, of_group in zip(self.tables, rows, strict=True) if len(of_group)]
+        parts = [Recalibrated(base[of_group], table, central=True) for table, of_group in tables]
+        return joined(parts, [of_group for _, of_group in tables])
 
     def guarantee(self, confidence_level: float, group: Any = None) -> Guarantee:
         """The coverage guarantee of the central interval at this level, in the group with a label.

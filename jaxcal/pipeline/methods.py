@@ -86,8 +86,8 @@ class Method(abc.ABC):
     @property
     def number(self) -> int | None:
         """The number of folds, if it was given."""
-        given: Any = self.folds
-        return None if isinstance(given, Iterable) else given
+        folds: Any = self.folds
+        return None if isinstance(folds, Iterable) else folds
 
     def labels(self, num_rows: int) -> np.ndarray | None:
         """The labels of the groups, if there are any."""
@@ -106,13 +106,13 @@ class Method(abc.ABC):
             )
         if not isinstance(self.folds, Iterable):
             return self
-        given = list(self.folds)
+        folds = list(self.folds)
         if not self.takes_rows:
             raise ValueError(
-                f"method={self.name!r} draws its folds itself: give their number; got {len(given)} lists of rows."
+                f"method={self.name!r} draws its folds itself: give their number; got {len(folds)} lists of rows."
             )
         _checks.check_alone("folds says which rows stay together", groups=self.groups)
-        return dataclasses.replace(self, folds=as_folds("folds", given, num_rows))
+        return dataclasses.replace(self, folds=as_folds("folds", folds, num_rows))
 
 
 class Folds(Method):

@@ -129,8 +129,8 @@ def models_of_folds(
     """
     with nullcontext() if about is None else one_warning(about, in_threads=share_nothing):
         work = _Work(fit, predict, inputs, targets, folds, keys, share_nothing, begin, deadline, told)
-        found = _of_a_vmap(work) if jax.default_backend() != "cpu" else None
-        return _one_each(work) if found is None else found
+        stacked = _of_a_vmap(work) if jax.default_backend() != "cpu" else None
+        return _one_each(work) if stacked is None else stacked
 
 
 class _Work(NamedTuple):
@@ -157,15 +157,15 @@ def _one_each(work: _Work) -> tuple[list[Callable], list[Any]]:
         model = _fitted(fit, tables, tables[len(work.inputs)], key)
         return model, work.predict(model, *take_rows(fold.held_out, *work.inputs))
 
-    folds, fit, found = list(zip(work.folds, work.keys, strict=True)), work.fit, []
+    folds, fit, results = list(zip(work.folds, work.keys, strict=True)), work.fit, []
     call_all = in_threads if work.share_nothing else one_by_one
     own = progress.work("cross-validation: models", len(folds), work.targets)
     with own if work.told is None else nullcontext(work.told) as told:
         if work.begin is not None:
-            found += call_all(partial(one, fit=fit), folds[:1], told.advance, work.deadline)
-            fit = work.begin(found[0][0])
-        found += call_all(partial(one, fit=fit), folds[len(found) :], told.advance, work.deadline)
-    return [model for model, _ in found], [prediction for _, prediction in found]
+            results += call_all(partial(one, fit=fit), folds[:1], told.advance, work.deadline)
+            fit = work.begin(results[0][0])
+        results += call_all(partial(one, fit=fit), folds[len(results) :], told.advance, work.deadline)
+    return [model for model, _ in results], [prediction for _, prediction in results]
 
 
 def _fitted(fit: Callable, tables: tuple[Any, ...], y: Array, key: PRNGKeyArray) -> Callable:
@@ -200,10 +200,10 @@ def _of_a_vmap(work: _Work) -> tuple[list[Callable], list[Any]] | None:
         model_of = lambda k: eqx.combine(jax.tree.map(lambda leaf: leaf[k], arrays), rest)
         models = [model_of(k) for k in range(number)]
         rows_of = lambda fold: take_rows(fold.held_out, *inputs)
-        found = [predict(model, *rows_of(fold)) for model, fold in zip(models, folds, strict=True)]
+        predictions = [predict(model, *rows_of(fold)) for model, fold in zip(models, folds, strict=True)]
     except (TypeError, IndexError, jax.errors.JaxRuntimeError):  # the first two: values in a trace
         return None
-    return (models, found) if _is_sound(stacked, found) else None
+    return (models, predictions) if _is_sound(stacked, predictions) else None
 
 
 def _is_sound(models: Any, predictions: Any) -> bool:

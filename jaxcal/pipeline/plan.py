@@ -239,8 +239,8 @@ def last_step(
     rows, parts = np.asarray(end.rows), [plan.division.rows[places] for places in plan.division.parts]
     with one_warning(_LAST_STEP):
         last = plan.last()(*take_rows(rows, x), end.predictions, end.y, **plan.by.of_rows(rows))
-        found = _recalibrated(plan.last(), x, y, ends, parts, plan.by)
-    return last, step_of(name_of(plan.recalibrate), found, y=y, parts=parts, out_of_fold=plan.is_out_of_fold)
+        predictions = _recalibrated(plan.last(), x, y, ends, parts, plan.by)
+    return last, step_of(name_of(plan.recalibrate), predictions, y=y, parts=parts, out_of_fold=plan.is_out_of_fold)
 
 
 def chain_of(
@@ -286,7 +286,7 @@ def _recalibrated(
     fit_last: Callable, x: Table, y: Float[Array, " n"], predictions: Sequence, parts: Sequence[np.ndarray], by: Groups
 ) -> list[Distribution]:
     """The predictions of each part after a last step that is fitted to the other parts, and so held out."""
-    order, found = np.concatenate(parts), []
+    order, recalibrated = np.concatenate(parts), []
     places = np.split(np.arange(len(order)), np.cumsum([len(part) for part in parts])[:-1])
     whole = with_moments(joined(predictions, places))  # joined once: n folds would take time in n^2
     for k, (prediction, part) in enumerate(zip(predictions, parts, strict=True)):
@@ -294,8 +294,8 @@ def _recalibrated(
         rows = order[others]
         x_others, y_others = take_rows(rows, x, y)
         last = fit_last(x_others, whole[others], y_others, **by.of_rows(rows))
-        found.append(last(*take_rows(part, x), prediction, **by.of_rows(part)))
-    return found
+        recalibrated.append(last(*take_rows(part, x), prediction, **by.of_rows(part)))
+    return recalibrated
 
 
 def step_of(

@@ -37,9 +37,9 @@ def fit_several(x: Table, y: Float[Array, " n"], choice: Choice, plan: Plan, ord
         plan = dataclasses.replace(plan, method=inner.method, division=inner.division)
     if not learns:
         return _fit_best(x, y, choice, plan, known)
-    sets = [list(known.found)] if choice.combines else [[k] for k in known.found]
-    found = [_learned(rest, known, numbers, inner) for numbers in sets]
-    best = min(found, key=lambda each: float(each.step.scores.crps) if found[1:] else 0.0)
+    sets = [list(known.held)] if choice.combines else [[k] for k in known.held]
+    learned_of_sets = [_learned(rest, known, numbers, inner) for numbers in sets]
+    best = min(learned_of_sets, key=lambda each: float(each.step.scores.crps) if learned_of_sets[1:] else 0.0)
     if not isinstance(inner.method.folds, list) and inner.method.groups is None:
         warn_of_dependence(take_rows(np.asarray(best.step.rows), rest)[0], best.step)
     if len(choice.pairs) == 1:
@@ -47,16 +47,16 @@ def fit_several(x: Table, y: Float[Array, " n"], choice: Choice, plan: Plan, ord
     elif choice.combines:
         others = tuple(held.steps for held in best.held)
     else:
-        others = tuple((*each.held[0].steps, each.step) for each in found if each is not best)
+        others = tuple((*each.held[0].steps, each.step) for each in learned_of_sets if each is not best)
     return _told(_fit_learned(x, y, choice, plan, best), choice, known, others)
 
 
 def _fit_best(x: Table, y: Float[Array, " n"], choice: Choice, plan: Plan, known: Tried) -> Pipeline:
     """The pipeline with the best CRPS after the last step."""
-    found = known.found
-    best = min(found, key=lambda k: float(found[k].steps[-1].scores.crps))
-    held = None if isinstance(plan.method, Split) else found[best]
-    others = tuple(held.steps for k, held in found.items() if k != best)
+    held_of_pairs = known.held
+    best = min(held_of_pairs, key=lambda k: float(held_of_pairs[k].steps[-1].scores.crps))
+    held = None if isinstance(plan.method, Split) else held_of_pairs[best]
+    others = tuple(held.steps for k, held in held_of_pairs.items() if k != best)
     return _told(fit_one(x, y, *choice.pairs[best], plan, held), choice, known, others)
 
 
@@ -78,7 +78,7 @@ class _Learned(NamedTuple):
 
 def _learned(x: Table, known: Tried, numbers: list[int], plan: Plan) -> _Learned:
     """The combination of some predictors; x and plan are the rows and the plan of their trial."""
-    held, division = [known.found[k] for k in numbers], plan.division
+    held, division = [known.held[k] for k in numbers], plan.division
     end = held[0].steps[-1]
     places = [np.searchsorted(np.asarray(end.rows), division.rows[part]) for part in division.parts]
     of_rows = take_rows(np.asarray(end.rows), x)[0]
@@ -117,10 +117,12 @@ def _of_rows_set_aside(
     division, (of_rows,) = plan.division, take_rows(plan.division.rows, x)
     after = [each.after_each_step(of_rows) for each in chain.chains]
     names = [] if chain.of_several else [name_of(step) for step in (pair[0], *pair[1])]
-    found = list(zip(names, after[0], strict=True)) if names else []
-    found.append((_LEARNED[chain.of_several], chain.combiner(of_rows, [predictions[-1] for predictions in after])))
+    predictions_of_steps = list(zip(names, after[0], strict=True)) if names else []
+    predictions_of_steps.append(
+        (_LEARNED[chain.of_several], chain.combiner(of_rows, [predictions[-1] for predictions in after]))
+    )
     parts = [division.rows[part] for part in division.parts]
-    of_parts = [(name, [whole[part] for part in division.parts]) for name, whole in found]
+    of_parts = [(name, [whole[part] for part in division.parts]) for name, whole in predictions_of_steps]
     steps = [step_of(name, ends, y=y, parts=parts, out_of_fold=False) for name, ends in of_parts]
     return steps, of_parts[-1][1]
 
@@ -135,7 +137,7 @@ def _fitted_to_all(x: Table, y: Float[Array, " n"], fits: list, plan: Plan) -> t
 
 def _told(fitted: Pipeline, choice: Choice, known: Tried, others: tuple) -> Pipeline:
     """The pipeline, with its recipe and with the steps of the other candidates."""
-    pairs = (choice.pairs[k] for k in known.found)
+    pairs = (choice.pairs[k] for k in known.held)
     recipe = Recipe(tuple((each, tuple(calibrators)) for each, calibrators in pairs), choice.combines, choice.folds)
     told = {"dropped": known.dropped, "omitted": known.omitted, "without_weights": choice.without_weights}
     return dataclasses.replace(fitted, others=others, recipe=recipe, **told)

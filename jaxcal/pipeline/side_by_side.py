@@ -44,8 +44,8 @@ def share_nothing(steps: Sequence[Any]) -> bool:
 def _shares_nothing(step: Any) -> bool:
     step = step.model if isinstance(step, Fitted | OfNumbers) else step
     if isinstance(step, partial):
-        given = (*step.args, *step.keywords.values())
-        return _shares_nothing(step.func) and all(_is_known(value) for value in given)
+        arguments = (*step.args, *step.keywords.values())
+        return _shares_nothing(step.func) and all(_is_known(value) for value in arguments)
     if hasattr(step, "get_params"):
         return _package(type(step)) == "sklearn" and _has_seeds(step.get_params())
     return hasattr(step, "__name__") and _package(step) == "jaxcal"
@@ -80,13 +80,13 @@ def one_by_one(
     function: Callable[[T], R], items: Sequence[T], ended: Callable[[], Any], deadline: float | None = None
 ) -> list[R]:
     """The function's values of all items, of which none begins after the deadline; arguments as of `in_threads`."""
-    found = []
+    results = []
     for item in items:
         if deadline is not None and time.monotonic() > deadline:
             raise OutOfTime
-        found.append(function(item))
+        results.append(function(item))
         ended()
-    return found
+    return results
 
 
 def in_threads(
@@ -201,8 +201,8 @@ def _settings() -> dict[str, Any]:
 
 
 def _in_a_thread(function: Callable[[], R]) -> R:
-    found: list[R] = []
-    thread = threading.Thread(target=lambda: found.append(function()))
+    results: list[R] = []
+    thread = threading.Thread(target=lambda: results.append(function()))
     thread.start()
     thread.join()
-    return found[0]
+    return results[0]

@@ -1,8 +1,7 @@
-"""The predictive distributions of fitted models of other packages, in the form in which each gives them.
+"""The predictive distributions of fitted models of other packages, in the form that each package gives.
 
-A reader asks for methods, arguments and parameters that a package documents. It imports no package and asks for no
-class. The first reader that knows the model gives the distribution; of a model that none knows the predictions are
-means.
+A reader uses methods, arguments and parameters that a package documents. It imports no package and checks no class. The
+first reader that knows the model gives the distribution. If no reader knows the model, its predictions are means.
 """
 
 import inspect
@@ -20,9 +19,10 @@ from jaxcal._numpy import JaxArray, in_jax, namespace, numpy_or_jit
 from jaxcal.distributions import Distribution, Empirical, Histogram, Normal, Point, SmoothQuantiles
 from jaxcal.frames.layout import Table, num_rows
 
-# The levels of the quantiles that a model is asked for, if it gives those at any level.
+# The levels of the quantiles that are taken from a model that gives quantiles at any level.
 LEVELS = tuple(k / 100 for k in range(1, 100))
-# Those of a formula, which is exact far out, too: what lies beyond 99 % is 4 % of the mean of a skewed distribution.
+# The levels for a formula, which is also exact in the tails. The tail beyond 99 % makes 4 % of the mean of a skewed
+# distribution.
 _FAR_OUT = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005)
 FORMULA_LEVELS = (*_FAR_OUT, *LEVELS, *(1 - level for level in reversed(_FAR_OUT)))
 # The families of XGBDistribution, as scipy.stats names them; the parameters have scipy's names.
@@ -34,12 +34,12 @@ _FAMILIES = {
     "normal": "norm",
     "poisson": "poisson",
 }
-# The losses of CatBoost: a level, or several.
+# The quantile losses of CatBoost, with one level or several.
 _CATBOOST_QUANTILES = re.compile(r"(?:Multi)?Quantile(?::.*?alpha=([^;:]*))?$")
 
 
 def as_distribution(model: Any, x: Table, *, samples: bool = False) -> Distribution:
-    """What a fitted model predicts for rows, as a Distribution: with the spread that the model itself gives.
+    """The predictions of a fitted model as a Distribution, with the spread that the model itself gives.
 
     | model | what it is asked for | distribution |
     |---|---|---|
@@ -56,27 +56,27 @@ def as_distribution(model: Any, x: Table, *, samples: bool = False) -> Distribut
     | `jaxcal.sklearn.CalibratedRegressor` | `predict_distribution(x)` | its own |
     | any other | `predict(x)`, or the call | `Point`, or the Distribution that it gives |
 
-    A Pipeline and a search of scikit-learn are read by their last step and their best estimator. If all stds are 0,
-    the predictions are a `Point`. Medians are taken for means, and one model of another level alone is refused.
+    A Pipeline of scikit-learn is read by its last step, and a search by its best estimator. If all stds are 0, the
+    predictions are a `Point`. Medians are taken as means. A single model of another level is refused.
 
-    If a model gives quantiles at any level, they are taken at 1 %, 2 %, ..., 99 %. Those of the formulas of NGBoost and
-    XGBDistribution are taken from 0.01 % to 99.99 %. The tails beyond are those of Student t. Quantiles that cross are
-    sorted within each row.
+    If a model gives quantiles at any level, they are taken at 1 %, 2 %, ..., 99 %. Quantiles of the formulas of NGBoost
+    and XGBDistribution are taken from 0.01 % to 99.99 %. The tails beyond are tails of Student t. Quantiles that cross
+    are sorted within each row.
 
     An array [n, k] may hold quantiles, samples, parameters or several targets. It is refused, unless the model says
-    which, or you say samples=True. In a function of yours `jaxcal.Quantiles(levels, values)` or
-    `jaxcal.Normal(mean, std)` says what an array holds.
+    which, or you give samples=True. Your own function can return `jaxcal.Quantiles(levels, values)` or
+    `jaxcal.Normal(mean, std)` to say what an array holds.
 
     Args:
         model: the fitted model, or a function of x; a list or tuple of fitted models, or a dict by their levels.
-        x: inputs [n, d], or a data frame, which comes to the model as it is.
+        x: inputs [n, d], or a data frame, which the model receives as it is.
         samples: whether the model gives samples, an array [n, s] with s values for each row.
 
     Raises:
-        TypeError: if it is neither a model nor a function.
-        ValueError: if the predictions are an array [n, k] without a meaning; if they have another number of rows than
-            x; if a number is not finite, or a std negative; if a model of a list has no level; if 1/2 is not between
-            the levels, or one model alone has another level.
+        TypeError: if `model` is neither a model nor a function.
+        ValueError: if the predictions are an array [n, k] without a meaning, or do not have as many rows as x. Also if
+            a number is not finite, or a std is negative. Also if a model of a list has no level, or 1/2 is not between
+            the levels. Also if a single model has another level.
 
     Example:
         >>> from sklearn.linear_model import BayesianRidge
@@ -90,19 +90,21 @@ def as_distribution(model: Any, x: Table, *, samples: bool = False) -> Distribut
     if callable(model) and not is_model(model):
         predicted: Any = model(x)
         return _of_samples(predicted) if samples else as_prediction(predicted)
-    given = untouched(x)
-    found = _of_samples(_predicted(model, given)) if samples else _read(model, given)
-    if len(found) != num_rows(given):
-        raise ValueError(f"the model {_named(model)} gave predictions of {len(found)} rows for {num_rows(given)}.")
-    return _in_dtype(found, x.dtype) if isinstance(x, jax.Array) else found
+    inputs = untouched(x)
+    distribution = _of_samples(_predicted(model, inputs)) if samples else _read(model, inputs)
+    if len(distribution) != num_rows(inputs):
+        raise ValueError(
+            f"the model {_named(model)} gave predictions of {len(distribution)} rows for {num_rows(inputs)}."
+        )
+    return _in_dtype(distribution, x.dtype) if isinstance(x, jax.Array) else distribution
 
 
 def as_prediction(predicted: Any) -> Distribution:
-    """What a function gives, as a Distribution: numbers [n] are means, a `Point`.
+    """The value of a function as a Distribution; numbers [n] are means, a `Point`.
 
     Raises:
-        TypeError: if it gives None.
-        ValueError: if it gives several numbers a row.
+        TypeError: if the value is None.
+        ValueError: if there are several numbers for each row.
     """
     if isinstance(predicted, Distribution):
         return predicted
@@ -112,26 +114,26 @@ def as_prediction(predicted: Any) -> Distribution:
 
 
 def is_model(model: Any) -> bool:
-    """Whether it predicts by a method; what jaxcal fits predicts by its call."""
+    """Whether a model predicts by a method; models of jaxcal predict by their call."""
     if callable(model) and type(model).__module__.partition(".")[0] == "jaxcal":
         return False
     return hasattr(model, "predict") or hasattr(model, "pred_dist") or isinstance(model, list | tuple | Mapping)
 
 
 def untouched(x: Any) -> Any:
-    """What models of other packages take: an array of JAX as one of NumPy's, and else what came."""
+    """The inputs for models of other packages: an array of JAX or a list becomes an array of NumPy."""
     if not isinstance(x, jax.Array | list | tuple):
         return x
     array = np.asarray(x)
-    # Trees of scikit-learn look for missing values in arrays that can be written alone.
+    # Trees of scikit-learn look for missing values only in arrays that can be written.
     return array.copy() if array.dtype.kind == "f" and np.isnan(array).any() else array
 
 
-# The readers: each gives None for a model that is not of its kind.
+# The readers: each returns None for a model of another kind.
 
 
 def _of_several(models: Any, x: Any) -> Distribution | None:
-    """Fitted models of the pinball loss, each with the level that its parameters say, or that a dict has as its key."""
+    """Fitted models of the pinball loss; the level of each is in its parameters, or is its key in a dict."""
     if not isinstance(models, list | tuple | Mapping):
         return None
     if not models:
@@ -153,11 +155,11 @@ def _of_ngboost(model: Any, x: Any) -> Distribution | None:
     """NGBoost: `pred_dist(x)` gives an object whose `dist` is a frozen distribution of scipy."""
     if not hasattr(model, "pred_dist"):
         return None
-    found = model.pred_dist(x)
-    frozen = getattr(found, "dist", None)
+    predicted = model.pred_dist(x)
+    frozen = getattr(predicted, "dist", None)
     if not callable(getattr(frozen, "ppf", None)):
         raise ValueError(
-            f"model.pred_dist(x) gave a {type(found).__name__}, whose quantiles are not known: take another Dist."
+            f"model.pred_dist(x) gave a {type(predicted).__name__}, whose quantiles are not known: take another Dist."
         )
     return _by_scipy(frozen)
 
@@ -166,11 +168,11 @@ def _of_skpro(model: Any, x: Any) -> Distribution | None:
     """skpro: `predict_proba(x)` gives an object with `mean`, `var` and `quantile`; classifiers give an array."""
     if not (hasattr(model, "predict_proba") and hasattr(model, "predict_quantiles")):
         return None
-    found = model.predict_proba(x)
-    if type(found).__name__ == "Normal":
-        mean, variance = (_column(model, part) for part in (found.mean(), found.var()))
+    predicted = model.predict_proba(x)
+    if type(predicted).__name__ == "Normal":
+        mean, variance = (_column(model, part) for part in (predicted.mean(), predicted.var()))
         return Normal(mean, np.sqrt(variance))
-    return _by_quantiles(LEVELS, found.quantile(list(LEVELS)))
+    return _by_quantiles(LEVELS, predicted.quantile(list(LEVELS)))
 
 
 def _of_tabicl(model: Any, x: Any) -> Distribution | None:
@@ -183,15 +185,16 @@ def _of_tabicl(model: Any, x: Any) -> Distribution | None:
 def _of_tabpfn(model: Any, x: Any) -> Distribution | None:
     """TabPFN: `predict(x, output_type="full")` gives a dict with the borders of bars, and a logit for each bar.
 
-    A model of a constant target gives quantiles alone, a list of k arrays [n].
+    A model of a constant target only gives quantiles, a list of k arrays [n].
     """
     if not _takes(model, "output_type", "quantiles"):
         return None
-    found = model.predict(x, output_type="full", quantiles=list(LEVELS))
-    criterion, logits = found.get("criterion"), _as_numpy(found.get("logits", ()))
+    predicted = model.predict(x, output_type="full", quantiles=list(LEVELS))
+    criterion, logits = predicted.get("criterion"), _as_numpy(predicted.get("logits", ()))
     borders = _as_numpy(getattr(criterion, "borders", ()))
     if logits.ndim != 2 or logits.shape[1] != len(borders) - 1:
-        return _by_quantiles(LEVELS, np.column_stack([_as_numpy(each) for each in found["quantiles"]]))
+        return _by_quantiles(LEVELS, np.column_stack([_as_numpy(each) for each in predicted["quantiles"]]))
+    # softmax of the logits
     masses = np.exp(logits - logits.max(axis=1, keepdims=True))
     has_tails = hasattr(criterion, "halfnormal_with_p_weight_before")
     tails = "half_normal" if has_tails else "uniform"
@@ -212,7 +215,7 @@ def _of_std(model: Any, x: Any) -> Distribution | None:
 
 
 def _of_catboost(model: Any, x: Any) -> Distribution | None:
-    """CatBoost: its loss says that `predict(x)` gives quantiles [n, k], or means and variances [n, 2]."""
+    """CatBoost: the loss says whether `predict(x)` gives quantiles [n, k], or means and variances [n, 2]."""
     loss = _loss_of(model)
     if loss.startswith("RMSEWithUncertainty"):
         mean, variance = np.transpose(model.predict(x, prediction_type="RMSEWithUncertainty"))
@@ -228,7 +231,7 @@ def _of_xgboost(model: Any, x: Any) -> Distribution | None:
 
 
 def _of_pipeline(model: Any, x: Any) -> Distribution | None:
-    """A Pipeline of scikit-learn: its last step, of the transformed inputs."""
+    """A Pipeline of scikit-learn: its last step, for the transformed inputs."""
     if not (hasattr(model, "named_steps") and hasattr(model, "__getitem__")):
         return None
     return _read(model[-1], model[:-1].transform(x) if len(model) > 1 else x)
@@ -256,10 +259,10 @@ _READERS: tuple[Callable[[Any, Any], Distribution | None], ...] = (
 
 
 def _read(model: Any, x: Any) -> Distribution:
-    """The distribution of the first reader that knows the model; else what its method predicts."""
+    """The distribution of the first reader that knows the model; else of the values of its method `predict`."""
     for reader in _READERS:
-        if (found := reader(model, x)) is not None:
-            return found
+        if (distribution := reader(model, x)) is not None:
+            return distribution
     predicted = _predicted(model, x)
     if isinstance(predicted, Distribution):
         return predicted
@@ -277,17 +280,17 @@ def _read(model: Any, x: Any) -> Distribution:
 
 
 def _predicted(model: Any, x: Any) -> Any:
-    """What the method `predict` gives.
+    """The value of the method `predict`.
 
     Raises:
-        TypeError: if there is none.
+        TypeError: if the model has no such method.
     """
     if not hasattr(model, "predict"):
         raise TypeError(f"model must be a fitted model with predict, or a function of x; got {type(model).__name__}.")
     return model.predict(x)
 
 
-# What the readers share
+# Functions of several readers
 
 
 def _by_quantiles(levels: Iterable[float], values: Any) -> SmoothQuantiles:
@@ -297,14 +300,14 @@ def _by_quantiles(levels: Iterable[float], values: Any) -> SmoothQuantiles:
 
 
 def _by_scipy(frozen: Any) -> Distribution:
-    """That of a frozen distribution of scipy, with parameters [n]."""
+    """The distribution of a frozen distribution of scipy, with parameters [n]."""
     if frozen.dist.name == "norm":
         return Normal(frozen.mean(), frozen.std())
     return _by_quantiles(FORMULA_LEVELS, np.transpose(frozen.ppf(np.array(FORMULA_LEVELS)[:, None])))
 
 
 def _by_parameters(family: Any, parameters: Any) -> Distribution:
-    """That of a named tuple of parameters, as XGBDistribution gives them.
+    """The distribution of a named tuple of parameters, as XGBDistribution gives them.
 
     Raises:
         ValueError: if the family is not known.
@@ -314,7 +317,7 @@ def _by_parameters(family: Any, parameters: Any) -> Distribution:
             f"model.predict(x) gave parameters {', '.join(parameters._fields)} of the family {family!r}; known are "
             f"{', '.join(map(repr, _FAMILIES))}. Give a function that returns jaxcal.Normal(mean, std) or the like."
         )
-    import scipy.stats  # only where it is needed: a third of a second
+    import scipy.stats  # imported here since it takes a third of a second
 
     return _by_scipy(getattr(scipy.stats, _FAMILIES[family])(**parameters._asdict()))
 
@@ -335,7 +338,7 @@ def _one_a_row(name: str, values: Any) -> Float[JaxArray, "..."]:
     """Numbers, one for each row.
 
     Raises:
-        ValueError: if there are several for each row, whose meaning nothing says.
+        ValueError: if there are several numbers for each row, without a meaning.
     """
     numbers = _checks.as_floats(name, values)
     if numbers.ndim == 2 and numbers.shape[1] == 1:
@@ -362,7 +365,7 @@ def _column(model: Any, frame: Any) -> np.ndarray:
 
 
 def _as_numpy(values: Any) -> np.ndarray:
-    """Numbers as an array of NumPy's, also those of a tensor of PyTorch."""
+    """Numbers as an array of NumPy, also the numbers of a tensor of PyTorch."""
     return np.asarray(values.detach().cpu().double() if hasattr(values, "detach") else values, float)
 
 
@@ -376,28 +379,28 @@ def _takes(model: Any, *names: str) -> bool:
 
 
 def _parameters(model: Any) -> dict[str, Any]:
-    """The parameters that a model was made with, as scikit-learn, LightGBM, XGBoost and CatBoost tell them."""
+    """The parameters that a model was made with, as scikit-learn, LightGBM, XGBoost and CatBoost give them."""
     try:
         return model.get_params()
-    except (AttributeError, RuntimeError, TypeError):  # without them, or with such as scikit-learn does not allow
+    except (AttributeError, RuntimeError, TypeError):  # no parameters, or parameters that scikit-learn does not allow
         return {}
 
 
 def _loss_of(model: Any) -> str:
-    """The name of the loss; nothing where it has none, or a function."""
+    """The name of the loss; empty if the model has no loss, or a function."""
     parameters = _parameters(model)
-    found = next((parameters[name] for name in ("loss_function", "objective", "loss") if parameters.get(name)), "")
-    return found if isinstance(found, str) else ""
+    loss = next((parameters[name] for name in ("loss_function", "objective", "loss") if parameters.get(name)), "")
+    return loss if isinstance(loss, str) else ""
 
 
 def _level_of(model: Any) -> float | None:
-    """The level of the quantile that a model was fitted to; None if its parameters say none."""
+    """The level of the quantile that a model was fitted to; None if its parameters have no level."""
     last = getattr(model, "best_estimator_", model)
     last = last[-1] if hasattr(last, "named_steps") else last
-    # Those of a meta-estimator predict as the estimators within: they are alike, or it is for its user to know.
+    # A meta-estimator predicts like its inner estimators. They are alike, or else the user must know.
     inner = [getattr(last, "regressor_", None), *np.ravel(getattr(last, "estimators_", []))[:1]]
-    if (found := next((_level_of(each) for each in inner if each is not None), None)) is not None:
-        return found
+    if (level := next((_level_of(each) for each in inner if each is not None), None)) is not None:
+        return level
     parameters, loss = _parameters(last), _loss_of(last)
     levels: Any = ()
     if loss in ("", "quantile") and parameters.get("quantile") is not None:
@@ -416,12 +419,12 @@ def _needed_level(model: Any) -> float:
     """The level of a model of a list.
 
     Raises:
-        ValueError: if there is none.
+        ValueError: if the model has no level.
     """
     level = _level_of(model)
     if level is None:
         raise ValueError(
-            f"the model {_named(model)} of a list has no level of its own: give a dict of the models by their levels, "
+            f"the model {_named(model)} of a list has no level of its own: give a dict with the levels as keys, "
             "{0.1: ..., 0.5: ..., 0.9: ...}."
         )
     return level
@@ -429,8 +432,8 @@ def _needed_level(model: Any) -> float:
 
 def _catboost_levels(loss: str) -> list[float]:
     """The levels in the name of a loss of CatBoost, such as "MultiQuantile:alpha=0.1,0.9"."""
-    found = _CATBOOST_QUANTILES.match(loss)
-    return [float(level) for level in found[1].split(",")] if found and found[1] else [0.5]
+    match = _CATBOOST_QUANTILES.match(loss)
+    return [float(level) for level in match[1].split(",")] if match and match[1] else [0.5]
 
 
 def _in_dtype(distribution: Distribution, dtype: np.dtype) -> Distribution:

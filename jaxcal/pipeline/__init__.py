@@ -1,9 +1,10 @@
 """From x and y to a distribution that covers: predictors, calibrators, and a recalibration by out-of-fold errors.
 
-The errors of a model on the data points that it was fitted to are too small, and so are intervals that rest on them.
-Here predictor and calibrators are fitted together, once without each fold, and predict it. These errors recalibrate
-predictor and calibrators that are fitted to all data points. Or a fraction is set aside for the last step, and its
-guarantee holds. Or the models of the folds predict new rows, too, and the guarantee of CV+ holds.
+The errors of a model on its training rows are too small, and so are intervals that are based on them. The pipeline fits
+the predictor and the calibrators once without each fold, and predicts the fold. These out-of-fold errors recalibrate a
+predictor and calibrators that are fitted to all data points. With `Split`, a fraction of the rows is set aside for the
+last step, and the guarantee of the last step holds. With `CVPlus`, the models of the folds also predict new rows, and
+the guarantee of CV+ holds.
 """
 
 import time
@@ -69,63 +70,72 @@ def fit(
 ) -> Pipeline:
     """Fit a model, calibrators of its predictions, and a last step that makes the intervals hold for new data points.
 
+    `method` decides which errors the last step is fitted to. Every method takes groups of rows that stay together,
+    `groups=labels`:
+
+    - `Folds(folds=5)`, "folds": predictor and calibrators are fitted once without each fold, and then to all rows.
+    - `Split(fraction=0.25)`, "split": a fraction of the rows is set aside for the last step. If the last step gives a
+      guarantee, the guarantee holds. Errors are learned from folds of the other rows.
+    - `CVPlus(folds=5)`, "cv+": predictor and calibrators are fitted without each fold, and all these models are kept.
+      The intervals are the intervals of CV+ (`jaxcal.cross_conformal`), with its guarantee. A predictor must be given.
+      CV+ is the last step: `recalibrate` and `by` must be left at their defaults.
+    - `Prefit()`, "prefit": the predictor is already fitted, to other rows. It is an object with `predict` or a function
+      of inputs. All rows are for `jc.conformal.fit`, or for the steps that are given. Without calibrators the guarantee
+      of the last step holds. Calibrators are fitted without each fold, as with `Folds`.
+
     Args:
-        x: inputs [n, d], or a data frame of pandas or polars, which comes to every step as it is; a vector [n] is one
-            column. The names of a frame's columns are kept, and those of new rows put into their order.
+        x: inputs [n, d], or a data frame of pandas or polars, which every step receives as it is. A vector [n] is one
+            column. The names of a frame's columns are kept, and the columns of new rows are put into the same order.
         y: targets [n].
-        predictor: a fit function, `fit(x, y)` or `fit(x, y, key=key)`, such as `jc.mlp.fit`, configured by
-            `functools.partial`; its value is called on inputs and gives a Distribution or an array of means. Or an
-            object with `fit` and `predict`, as scikit-learn has them, which is cloned; `jaxcal.as_distribution` reads
-            what it predicts. Or a list of pairs, a predictor and its calibrators each: they are combined
-            (`jaxcal.pipeline.combination`), and `print` shows the weights. A pair whose CRPS is half again the best in
-            a random first fold of 20 rows or more is dropped there, if the difference is two standard errors; `print`
-            names it. `Best(pairs)` takes the best of a list, by the CRPS of the whole pipeline out of fold, which for
-            the best of several is a little too good. None is for the list of `candidates`: a Gaussian process, an
-            ensemble of networks and, where scikit-learn is installed, boosted trees and extremely randomized trees.
-        calibrators: fit functions `fit(x, base, y)`, such as `jc.rio.fit`, in their order; each is fitted to what the
-            steps before predict of the rows they were fitted to.
-        recalibrate: the last step. By default, "auto", the errors of rows that the models were not fitted to are
-            learned (`jaxcal.pipeline.errors`). Widths follow the inputs, and the shape of a predictor's distributions
-            is kept, where that lowers the CRPS. There is a density everywhere. Rows that are set aside, or that have
-            groups, then recalibrate the levels. Or a fit function as the calibrators are, of the same errors, such as
-            `jc.conformal.fit` or `jc.crude.fit`; None for no such step.
-        method: where these errors come from, an object with options of its own, or its name for the defaults. "auto" is
-            "folds", and from 10,000 rows on "split" with 2,000 rows set aside.
-            `Folds(folds=5)`, "folds": predictor and calibrators are fitted once without each fold, and then to all
-            rows. `Split(fraction=0.25)`, "split": a fraction of the rows is set aside for the last step; the guarantee
-            of the last step holds, if it gives one. Errors are learned by the folds of the other rows.
-            `CVPlus(folds=5)`, "cv+": predictor and calibrators are fitted without each fold, and kept: the intervals
-            are those of CV+ (`jaxcal.cross_conformal`), with its guarantee. A predictor must be given, and
-            `recalibrate` left as it is: CV+ is the last step. `Prefit()`, "prefit": the predictor is fitted already, to
-            other rows, an object with `predict` or a function of inputs. All rows are for `jc.conformal.fit`, or the
-            steps that are given. Without calibrators the guarantee of the last step holds; they are fitted without each
-            fold, as with `Folds`. All take groups of rows that stay together, `groups=labels`.
-        weights: of the rows [n], for a predictor that takes `sample_weight`, as those of scikit-learn do, or `weights`.
-            Of several, those that take none are omitted. The other steps count every row once.
-        by: labels of groups for the last step, as of `jc.conformal.fit`, each group calibrated by its own rows: labels
-            [n], which the call then needs for new rows, too, the name of a column of a data frame, or a function of x.
-        categorical: the columns of x whose values have no order, for the steps that take that; those of a frame that
-            hold labels are categorical in any case.
-        time_limit: seconds for the whole fit. Of several pairs the quickest comes first, then the best of the first
-            fold. Those for which the time does not suffice are omitted; `print` names them. Of 501 to 4,999 rows there
-            are ten folds in place of five, where the time seems to suffice. What was fitted is `fitted.recipe`, and
-            `predictor=fitted.recipe` repeats it without a clock. A fit of the user's own function is not interrupted,
-            nor is the last fit to all rows.
+        predictor: a fit function, `fit(x, y)` or `fit(x, y, key=key)`, such as `jc.mlp.fit`; `functools.partial` sets
+            its options. Its value is called on inputs, and gives a Distribution or an array of means. An object with
+            `fit` and `predict`, such as an estimator of scikit-learn, is also a predictor: it is cloned, and
+            `jaxcal.as_distribution` reads its predictions. A list holds pairs, each of a predictor and its calibrators.
+            The pairs are combined (`jaxcal.pipeline.combination`), and `print` shows the weights. On a CPU a pair may
+            be dropped after a random first fold of 20 rows or more, and `print` names it. It is dropped if its CRPS
+            there exceeds 1.5 times the best CRPS, and the difference exceeds two standard errors. `Best(pairs)` takes
+            the best pair of a list, by the out-of-fold CRPS of the whole pipeline. The CRPS of the best of several
+            pairs is a little too low. None means the list of `candidates`: a Gaussian process and an ensemble of
+            networks. If scikit-learn is installed, boosted trees and extremely randomized trees belong to the list. If
+            CatBoost is installed, it also does.
+        calibrators: fit functions `fit(x, base, y)`, such as `jc.rio.fit`, in their order. Each calibrator is fitted to
+            the predictions of the steps before it on their training rows.
+        recalibrate: the last step. By default, "auto", the errors of held-out rows are learned
+            (`jaxcal.pipeline.errors`). Widths follow the inputs, and the shape of a predictor's distributions is kept,
+            if that lowers the CRPS. The distributions have a density everywhere. If rows are set aside or have groups
+            (`by`), they then recalibrate the levels. Instead of "auto", give a fit function like the calibrators, such
+            as `jc.conformal.fit` or `jc.crude.fit`, which is fitted to the same errors. None means no last step.
+        method: one of the methods above: an object with options of its own, or its name for the defaults. "auto" is
+            "folds" below 10,000 rows. From 10,000 rows on, "auto" is "split" with 2,000 rows set aside.
+        weights: weights of the rows [n], for a predictor that takes `sample_weight`, as in scikit-learn, or `weights`.
+            If there are several predictors, predictors that take no weights are omitted. The other steps count every
+            row once.
+        by: groups for the last step, as of `jc.conformal.fit`: each group is calibrated by its own rows. Give labels
+            [n], the name of a column of a data frame, or a function of x. If labels are given, the call needs labels of
+            the new rows, too.
+        categorical: the columns of x whose values have no order, for the steps that take this argument. Columns of a
+            data frame that hold labels are always categorical.
+        time_limit: seconds for the whole fit. If there are several pairs, the quickest pair is fitted first, and then
+            the best of the first fold. Pairs for which the time does not suffice are omitted, and `print` names them.
+            With 501 to 4,999 rows there are ten folds in place of five, if the time seems to suffice. `fitted.recipe`
+            holds what was fitted, and `predictor=fitted.recipe` repeats the fit without a time limit. A fit of the
+            user's own function is not interrupted, and neither is the last fit to all rows.
         key: random key.
 
     Warns:
-        UserWarning: if rows are repeated, or errors of neighboring rows are correlated: errors out of fold are then too
+        UserWarning: if rows are repeated, or errors of neighboring rows are correlated. Out-of-fold errors are then too
             small for other groups or times.
 
     Raises:
-        TimeoutError: if the time limit passes before any of the pairs is fitted to all folds.
-        TypeError: if a step is neither a function nor, as predictor, an object with fit and predict; if key is no
-            random key.
-        ValueError: if x or y is empty or of the wrong shape, y is not finite, there are fewer rows or groups than
-            folds, or there are calibrators without a predictor; if given folds hold out a row several times, or train
-            on a row that they hold out, or come with groups; if CV+ comes without a predictor, or with
-            `recalibrate`; if weights come without a predictor that takes them, or `by` without a last step that does;
-            if a step refuses x, as those of jaxcal do where an array is not finite.
+        TimeoutError: if the time limit passes before any pair is fitted to all folds.
+        TypeError: if a step is not a function, or the predictor is neither a function nor an object with fit and
+            predict. Also if key is no random key.
+        ValueError: if x or y is empty or of the wrong shape, or y is not finite. Also if there are fewer rows or groups
+            than folds. Also if calibrators or "prefit" come without a single predictor. Also if given folds hold out a
+            row several times, train on a row that they hold out, or come with groups. Also if CV+ comes without a
+            predictor, or with `recalibrate` or `by`. Also if weights come without a predictor that takes them, or `by`
+            without a last step that takes groups. Also if a step refuses x: steps of jaxcal refuse an array that is not
+            finite.
 
     Example:
         >>> import jax, numpy as np, jaxcal as jc
@@ -188,8 +198,9 @@ def fit(
 def _last_step(recalibrate: Callable | str | None, method: Method, by: Any) -> tuple[Callable | None, bool]:
     """The last step, and whether the errors of the predictors are learned before it.
 
-    By itself there is none: out-of-fold errors calibrate what is learned of them already. Where rows are set aside, or
-    have groups, it recalibrates the levels by these. Conformal calibration follows a model that is fitted already.
+    By default there is no last step, since the errors are learned out of fold, which calibrates them. If rows are set
+    aside or have groups, these rows recalibrate the levels. With CV+ and after a fitted model the last step is
+    conformal calibration.
 
     Raises:
         ValueError: if it is a string other than "auto".

@@ -1,4 +1,4 @@
-"""The predictors that a pipeline combines where none is given."""
+"""The predictors that a pipeline combines if no predictor is given."""
 
 import importlib
 import pkgutil
@@ -9,27 +9,28 @@ from jaxcal import predictors
 from jaxcal.calibrators import rio
 from jaxcal.pipeline import trees
 
-# Smooth functions are learned best by these two, steps and interactions by trees.
+# These two learn smooth functions best. Trees learn steps and interactions best.
 _OF_JAXCAL = ("gaussian_process", "deep_ensemble")
-# A predictor of means alone, of smooth functions: RIO follows it. What boosting leaves of its own rows is near 0.
+# RIO follows a predictor of smooth functions that gives means alone. It does not follow boosting, whose errors on its
+# training rows are near 0.
 _OF_MEANS = ("mlp",)
 
 
 def candidates(
     models: Sequence[str] | None = None, *, jax_only: bool = False
 ) -> list[tuple[Any, tuple[Callable, ...]]]:
-    """Predictors, with the calibrators of each: what `jaxcal.pipeline.fit(predictor=...)` combines.
+    """Predictors, each with its calibrators, which `jaxcal.pipeline.fit(predictor=...)` combines.
 
     Args:
-        models: names of predictors of jaxcal, or "boosted_trees" and "extra_trees" for those of scikit-learn, or
-            "catboost", "lightgbm" and "xgboost". None for a Gaussian process, an ensemble of networks, the trees of
-            scikit-learn, and CatBoost, each where its package is installed. RIO follows a single network.
-        jax_only: whether trees are omitted, where models is None: what is fitted then predicts under `jit`, `vmap` and
+        models: names of predictors of jaxcal, names of trees of scikit-learn ("boosted_trees" and "extra_trees"), or
+            "catboost", "lightgbm" and "xgboost". None means a Gaussian process, an ensemble of networks, the trees of
+            scikit-learn, and CatBoost, each if its package is installed. RIO follows a single network, "mlp".
+        jax_only: whether trees are omitted if models is None. The fitted pipeline then predicts under `jit`, `vmap` and
             `grad`, and `jc.save` stores it without an object of another package.
 
     Raises:
-        ImportError: if trees are named, and their package is missing.
-        ValueError: if there is no such predictor, or none at all.
+        ImportError: if trees are named and their package is missing.
+        ValueError: if there is no predictor of a name, or no name is given.
 
     Example:
         >>> import jaxcal as jc
@@ -38,7 +39,7 @@ def candidates(
         >>> [(fit.__module__, len(calibrators)) for fit, calibrators in candidates(["mlp", "forests"])]
         [('jaxcal.predictors.mlp', 1), ('jaxcal.predictors.forests', 0)]
     """
-    if models is None:  # the quickest first: with a time limit they leave the others what they do not need
+    if models is None:  # the quickest first: with a time limit they leave their spare time to the others
         models = [*(() if jax_only else trees.by_default()), *_OF_JAXCAL]
     if not models:
         raise ValueError("models must name one at least.")

@@ -1,8 +1,8 @@
-"""Calibrators one after the other: a calibrator of their own, whose last step is fitted to out-of-fold errors.
+"""Calibrators, one after another, as a single calibrator whose last step is fitted to out-of-fold errors.
 
-The errors that a calibrator leaves on the data points that it was fitted to are too small. Here all calibrators but the
-last are fitted once without each fold, and predict it; by these predictions the last one is fitted, which follows
-the others fitted to all data points.
+The errors of a calibrator on its own training rows are too small. So all calibrators but the last are fitted once
+without each fold, and predict the fold. The last calibrator is fitted to these predictions. For new rows, the other
+calibrators are fitted to all data points, and the last calibrator follows them.
 """
 
 from collections.abc import Callable, Sequence
@@ -41,28 +41,28 @@ def fit(
     categorical: Categorical = (),
     key: PRNGKeyArray,
 ) -> "Chain":
-    """Fit calibrators of somebody's predictions, each to what those before it predict.
+    """Fit calibrators of existing predictions: each calibrator corrects the predictions of the calibrators before it.
 
-    All but the last are fitted to all rows; the last to what the others predict of each fold, fitted without it. No
-    coverage guarantee follows: the steps that predict a new row have made none of these errors. `jaxcal.pipeline` does
-    the same with the model, too.
+    All calibrators but the last are fitted to all rows. The last calibrator is fitted to out-of-fold predictions: the
+    others are also fitted without each fold, and predict it. No coverage guarantee follows, since the steps that
+    predict a new row made none of these errors. `jaxcal.pipeline` also fits the model.
 
     Args:
-        x: inputs [n, d], or a data frame, which comes to every step as it is; None if no step uses them.
-        base: the model's predictions of the rows [n], on which it was not trained.
+        x: inputs [n, d], or a data frame, which every step receives as it is; None if no step uses inputs.
+        base: the model's predictions of the rows [n]; the model was not trained on these rows.
         y: targets [n].
         calibrators: two or more fit functions `fit(x, base, y)`, such as `jc.rio.fit`, configured by
             `functools.partial`, in their order.
-        folds: number of folds. None: 10 of at most 500 rows, and 5 of more.
+        folds: number of folds. None means 10 folds for at most 500 rows, and 5 folds for more.
         groups: labels [n]: rows of one group stay in one fold.
-        by: labels of groups [n] for the last step, as of `jc.conformal.fit`; the call then needs those of its rows.
-        categorical: the columns of x whose values have no order, for the steps that take that.
+        by: labels of groups [n] for the last step, as of `jc.conformal.fit`; the call then needs labels of its rows.
+        categorical: the columns of x whose values have no order, for the steps that take this argument.
         key: random key.
 
     Raises:
         TypeError: if a step is no function, or key no random key.
-        ValueError: if there are fewer than two steps, or fewer rows or groups than folds; if an argument is empty or
-            of the wrong length, or y not finite; as the steps do.
+        ValueError: if there are fewer than two steps, or fewer rows or groups than folds. Also if an argument is empty
+            or of the wrong length, or y is not finite. The steps raise their own errors.
 
     Example:
         >>> import jax, numpy as np, jaxcal as jc
@@ -76,7 +76,7 @@ def fit(
     """
     _checks.check_key(key)
     if len(calibrators) < 2:
-        raise ValueError(f"a chain has two calibrators or more; got {len(calibrators)}. One is fitted by itself.")
+        raise ValueError(f"a chain has two calibrators or more; got {len(calibrators)}. One calibrator needs no chain.")
     x, y = (None, _checks.as_vector("y", y)) if x is None else as_table_and_targets(x, y)
     if len(base) != len(y):
         raise ValueError(f"base has {len(base)} rows where {len(y)} are expected: the lengths must match.")
@@ -102,12 +102,12 @@ def fit(
 
 
 class Chain(eqx.Module):
-    """Fitted steps, one after the other: a predictor, where there is one, and calibrators.
+    """Fitted steps, one after another: a predictor, if there is one, and calibrators.
 
     Attributes:
-        predictor: None where the predictions are somebody's.
-        calibrators: in their order.
-        layout: the columns of x; None if the steps look at these alone.
+        predictor: the first step; None if the predictions come from elsewhere.
+        calibrators: the steps after it, in their order.
+        layout: the columns of x; None if only the steps check them.
     """
 
     predictor: Callable | None
@@ -119,18 +119,18 @@ class Chain(eqx.Module):
 
         Args:
             x: inputs [m, d], as of the fit.
-            base: somebody's predictions of the rows [m]; None where the chain has a predictor.
-            by: the labels of their groups [m] for the last step, where its fit had such.
+            base: existing predictions of the rows [m]; None if the chain has a predictor.
+            by: the labels of the rows' groups [m] for the last step, if its fit had labels.
 
         Raises:
-            ValueError: if x has other columns than in the fit; as the steps do.
+            ValueError: if x has other columns than in the fit. The steps raise their own errors.
         """
         return self.after_each_step(x, base, by=by)[-1]
 
     def after_each_step(
         self, x: Table | None, base: Distribution | None = None, *, by: Series | None = None
     ) -> list[Distribution]:
-        """What is predicted by the predictor, or `base`, and after each calibrator; arguments as of the call."""
+        """The predictions after each step: the predictor, or `base`, and each calibrator. Arguments as of the call."""
         x = x if x is None or self.layout is None else self.layout(x)
         first: Any = base if self.predictor is None else as_prediction(self.predictor(x))
         predictions = [first]
@@ -149,7 +149,7 @@ def fit_steps(
     keys: Sequence[PRNGKeyArray],
     like: Sequence[Taken | None] | None = None,
 ) -> tuple[Callable, ...]:
-    """Calibrators, each fitted to what those before it predict of the same rows; `like` is what others took."""
+    """Calibrators, each fitted to the predictions of the one before it; `like` is one of `with_key` for each."""
     fitted: list[Callable] = []
     for k, (calibrator, key) in enumerate(zip(calibrators, keys, strict=True)):
         base = fitted[-1](x, base) if fitted else base

@@ -1,4 +1,4 @@
-"""Several pipelines, fitted to the same folds. One that is far behind in the first fold is fitted to that alone."""
+"""Several pipelines, fitted to the same folds; a pipeline that is far behind in the first fold is dropped there."""
 
 import dataclasses
 import math
@@ -22,18 +22,18 @@ from jaxcal.pipeline.plan import Held, Models, Plan, held_of, models, taken_of
 from jaxcal.pipeline.side_by_side import OutOfTime, cores, in_threads, share_nothing
 from jaxcal.pipeline.steps import as_fit, as_prediction, name_of, name_of_weights
 
-# A candidate is dropped after the first fold if its CRPS there exceeds the first number times the best. The second one
-# is the least number of rows in that fold. The third one is the least difference, in standard errors.
+# A candidate is dropped after the first fold if its CRPS there exceeds the first number times the best CRPS. The second
+# number is the least number of rows in that fold. The third number is the least difference, in standard errors.
 _FAR_BEHIND, _FEWEST_ROWS, _STANDARD_ERRORS = 1.5, 20, 2
 # The first fit of a process of many rows compares inferences. On two data sets later fits took 0.28 and 0.59 as long.
 _LATER_FIT_OF_PROCESS = 0.6
 
 
 class Best:
-    """The predictor of a pipeline that takes the best of several, by the CRPS of the whole pipeline out of fold.
+    """A predictor of `fit` that takes the best of several pairs, by the out-of-fold CRPS of the whole pipeline.
 
     Args:
-        pairs: of a predictor and its calibrators, as a list given to `jc.pipeline.fit` has them.
+        pairs: pairs of a predictor and its calibrators, as in the list that `jc.pipeline.fit` takes.
 
     Example:
         >>> best = Best([(fit, ()) for fit in ("a", "b")])
@@ -49,11 +49,11 @@ class Choice(NamedTuple):
     """Several pipelines, and what is done with them.
 
     Attributes:
-        pairs: of a predictor and its calibrators.
-        combines: whether they are combined; else the best is taken.
-        repeats: whether all are fitted to all folds, as before.
-        folds: how many there were before, if more than usual.
-        without_weights: a line about each that was omitted since it takes no weights.
+        pairs: pairs of a predictor and its calibrators.
+        combines: whether the pairs are combined; else the best pair is taken.
+        repeats: whether all pairs are fitted to all folds, as in an earlier fit.
+        folds: the number of folds in the earlier fit, if more than usual.
+        without_weights: a line about each pair that was omitted since it takes no weights.
     """
 
     pairs: Sequence[tuple[Any, Sequence[Callable]]]
@@ -63,10 +63,10 @@ class Choice(NamedTuple):
     without_weights: tuple[str, ...] = ()
 
     def taking_weights(self) -> "Choice":
-        """Those whose predictors take weights of rows.
+        """The choice among the pairs whose predictors take weights of rows.
 
         Raises:
-            ValueError: if there is none.
+            ValueError: if no predictor takes weights.
         """
         takes = [name_of_weights(as_fit(predictor)) is not None for predictor, _ in self.pairs]
         pairs = [pair for pair, one_takes in zip(self.pairs, takes, strict=True) if one_takes]
@@ -77,40 +77,40 @@ class Choice(NamedTuple):
 
     @classmethod
     def of(cls, predictor: Any) -> "Choice | None":
-        """What the predictor of `fit` says; None where it is one alone.
+        """The choice that the argument `predictor` of `fit` describes; None if it is a single predictor.
 
         Raises:
-            TypeError: if one of them is no pair.
+            TypeError: if an item of the list is no pair.
             ValueError: if there are no pairs.
         """
         if isinstance(predictor, Recipe):
             return cls(predictor.pairs, predictor.combines, repeats=True, folds=predictor.folds)
         if isinstance(predictor, list):
-            found = cls(predictor, combines=True)
+            choice = cls(predictor, combines=True)
         elif isinstance(predictor, Best):
-            found = cls(predictor.pairs, combines=False)
+            choice = cls(predictor.pairs, combines=False)
         else:
             return None
         if not all(
             isinstance(pair, list | tuple) and len(pair) == 2 and isinstance(pair[1], list | tuple)
-            for pair in found.pairs
+            for pair in choice.pairs
         ):
             raise TypeError("predictor holds pairs of a predictor and a list of its calibrators: (predictor, ()), say.")
-        if not found.pairs:
+        if not choice.pairs:
             raise ValueError("predictor holds no pairs: give one at least, or None for those of jaxcal.")
-        return found
+        return choice
 
 
 class Tried(NamedTuple):
     """What is known of several candidates.
 
     Attributes:
-        found: what those predict, by their numbers, that were fitted without each fold.
-        dropped: a line about each that was far behind after the first fold.
-        omitted: a line about each for which the time did not suffice.
+        held: the held-out predictions of each candidate that was fitted to all folds, by its number.
+        dropped: a line about each candidate that was far behind after the first fold.
+        omitted: a line about each candidate for which the time did not suffice.
     """
 
-    found: dict[int, Held]
+    held: dict[int, Held]
     dropped: tuple[str, ...]
     omitted: tuple[str, ...]
 
@@ -118,7 +118,7 @@ class Tried(NamedTuple):
 def without_rows_set_aside(
     x: Table, y: Float[Array, " n"], plan: Plan, order_key: PRNGKeyArray
 ) -> tuple[Table, Float[Array, " m"], Plan]:
-    """The rows by which candidates are compared, and how: those set aside have no say, or no guarantee would hold."""
+    """The rows that compare the candidates, and their plan, without the rows set aside, whose guarantee must hold."""
     method = plan.method
     if not isinstance(method, Split):
         return x, y, plan
@@ -134,13 +134,13 @@ def without_rows_set_aside(
 
 
 def tried(x: Table, y: Float[Array, " n"], choice: Choice, plan: Plan, key: PRNGKeyArray) -> tuple[Tried, Plan]:
-    """What the candidates predict, as far as it is needed to compare them, and the time suffices; and by which folds.
+    """The held-out predictions of the candidates that are kept and have time, and the plan of their folds.
 
-    Models without a tenth of the rows are more like those that are fitted to all. With a deadline there are ten folds,
-    if the fits without the first one say that the time suffices for all.
+    Models that are fitted without a tenth of the rows are more like the models of all rows than models without a fifth.
+    With a deadline there are ten folds, if the fits of the first fold indicate that the time suffices for all folds.
 
     Raises:
-        OutOfTime: if the deadline passes before one of them has all folds.
+        OutOfTime: if the deadline passes before any candidate is fitted to all folds.
     """
     may_have_more = plan.method.has_usual_folds(len(y))
     if may_have_more and (choice.folds or (plan.deadline is not None and not choice.repeats)):
@@ -159,10 +159,10 @@ def _progress(choice: Choice, plan: Plan) -> AbstractContextManager[progress.Wor
 
 
 class _Trial:
-    """Candidates that are fitted to folds: all to the first one, then those that are worth it to the others.
+    """Candidates that are fitted to folds: all candidates to the first fold, then the kept candidates to the others.
 
-    With a deadline the quickest comes first, then the best of the first fold whose fits seem to end in time. The others
-    have what is left.
+    With a deadline the quickest candidate comes first. The next are the candidates whose fits seem to end in time, the
+    best of the first fold first. The other candidates have the time that is left.
     """
 
     def __init__(self, x: Table, y: Float[Array, " n"], choice: Choice, plan: Plan, told: progress.Work) -> None:
@@ -171,16 +171,16 @@ class _Trial:
         self.num_folds = len(plan.division.folds)
         self.begun: dict[int, Models] = {}
         self.seconds: dict[int, float] = {}
-        self.found: dict[int, Held] = {}
+        self.held: dict[int, Held] = {}
         self.out_of_time: list[int] = []
 
     def has_time(self) -> bool:
-        """Whether all folds of all of them seem to end in time, after the first fold of each."""
+        """Whether all fits of all candidates seem to end in time; fits the first fold of each."""
         self._begin_all()
         return not self.out_of_time and sum(map(self._need, self.begun)) < self._seconds_left
 
     def run(self) -> Tried:
-        """Fit them."""
+        """Fit the candidates."""
         tells = not self.repeats and _first_fold_tells(self.plan, len(self.choice))
         order: Sequence[int] = range(len(self.choice))
         if tells or self.plan.deadline is not None:
@@ -195,18 +195,18 @@ class _Trial:
             kept, dropped = _kept(known, means, self.choice)
             self.told.advance((self.num_folds - 1) * (len(order) - len(kept)))
         if self.plan.deadline is not None and kept:
-            # The quickest one first: whatever the others take, there is an answer.
+            # The quickest candidate comes first, so that there is an answer however long the others take.
             quickest = min(kept, key=self._need)
             kept = sorted(kept, key=lambda k: (k != quickest, self._rank(k, means.get(k, 0.0))))
         for k in kept:
             self._in_time(k, self._complete)
-        if not self.found:
+        if not self.held:
             raise OutOfTime
         lines = (named(self.choice[k]) for k in sorted(self.out_of_time))
-        return Tried({k: self.found[k] for k in sorted(self.found)}, dropped, tuple(lines))
+        return Tried({k: self.held[k] for k in sorted(self.held)}, dropped, tuple(lines))
 
     def _begin_all(self) -> None:
-        """Fit all to the first fold: side by side where they share nothing, and no clock runs."""
+        """Fit all candidates to the first fold: in threads if they share nothing and there is no deadline."""
         order = range(len(self.choice))
         if self.plan.deadline is None and all(share_nothing(_steps(each)) for each in self.choice):
 
@@ -221,7 +221,7 @@ class _Trial:
             self._in_time(k, self._begin)
 
     def _in_time(self, k: int, do: Callable[[int, Plan], None]) -> None:
-        """Do a part of the fits of a candidate, unless that would take the time of what was done before."""
+        """Do some of the fits of a candidate, by a deadline that leaves the reserved seconds."""
         plan = self.plan
         if plan.deadline is not None:
             plan = dataclasses.replace(plan, deadline=plan.deadline - self._reserved(k))
@@ -231,15 +231,16 @@ class _Trial:
             self.out_of_time.append(k)
 
     def _reserved(self, k: int) -> float:
-        """Seconds for what is still to be done with those before a candidate: at least one of them shall end."""
-        if self.found:  # the fits to all rows, or that of the best
-            seconds = [self.seconds[each] for each in self.found]
+        """The seconds that the next fits of a candidate must leave, so that at least one candidate can end."""
+        if self.held:  # for the fits to all rows, or for the fit of the best
+            seconds = [self.seconds[each] for each in self.held]
             return sum(seconds) + self.seconds[k] if self.combines else max(seconds)
-        if k in self.begun:  # where time suffices for another, too, that one's: this one may take longer than it seems
+        if k in self.begun:  # for its last fit; if time allows, also for another candidate, in case this one is slow
             others = min((self._need(each) for each in self.begun if each != k), default=0.0)
             return self.seconds[k] + (others if self._need(k) + others < self._seconds_left else 0.0)
-        # Each has a part of the time for the first fold, or a slow one would leave nothing to the others. If none seems
-        # to end in time yet, that part is as long as the fits of one may take.
+        # In the first fold each candidate has a part of the time, so that a slow one leaves time to the others. If no
+        # candidate seems to end in time yet, the part is at least 1 / (1 + folds). A fit that needs no more can be
+        # repeated for all folds and all rows.
         waiting = len(self.choice) - len(self.begun) - len(self.out_of_time)
         in_time = [self._need(each) for each in self.begun if not self._is_late(each)]
         part = 1 / waiting if in_time else max(1 / waiting, 1 / (1 + self.num_folds))
@@ -247,11 +248,11 @@ class _Trial:
 
     @property
     def _seconds_left(self) -> float:
-        """Until the deadline; infinite without one."""
+        """The seconds until the deadline; infinite without a deadline."""
         return (self.plan.deadline or math.inf) - time.monotonic()
 
     def _need(self, k: int) -> float:
-        """How many seconds the other folds and the fit to all rows take, judged by the first fit."""
+        """The seconds of the other folds and of the fit to all rows, judged by the first fit."""
         at_once = cores() if share_nothing(_steps(self.choice[k])) else 1
         seconds = self.seconds[k] * (_LATER_FIT_OF_PROCESS if self._has_compared_inferences(k) else 1)
         return seconds * (1 + math.ceil((self.num_folds - 1) / at_once))
@@ -261,7 +262,7 @@ class _Trial:
         return any(each is not None and each.inference != "exact" for each in taken)
 
     def _rank(self, k: int, score: float) -> tuple[bool, float]:
-        """The best first of those that seem to end in time, in their order without scores; then the quickest others."""
+        """The sort key: first the candidates that seem to end in time, by score; then late ones, by seconds."""
         is_late = self._is_late(k)
         return is_late, self._need(k) if is_late else score
 
@@ -277,7 +278,7 @@ class _Trial:
         chains, blocks = self.begun.get(k, ([], []))
         some, like = slice(len(chains), None), taken_of(chains[0]) if chains and plan.shares_inference else None
         rest = models(self.x, self.y, *self.choice[k], plan, some, like, self.told)
-        self.found[k] = held_of(self.x, self.y, *self.choice[k], plan, (chains + rest[0], blocks + rest[1]))
+        self.held[k] = held_of(self.x, self.y, *self.choice[k], plan, (chains + rest[0], blocks + rest[1]))
 
     def _first_scores(self, k: int) -> np.ndarray | None:
         return _first_scores(self.x, self.y, self.begun[k][1][0][-1], self.plan)
@@ -293,10 +294,10 @@ def named(candidate: tuple[Any, Sequence[Callable]]) -> str:
 
 
 def _first_fold_tells(plan: Plan, candidates: int) -> bool:
-    """Whether the first fold compares the candidates, before the others are fitted.
+    """Whether the first fold compares the candidates, before the other folds are fitted.
 
-    The rows of a fold of whole groups, or of one that was given, are alike. On an accelerator all folds are fitted at
-    once.
+    The fold must be random: the rows of a fold that was given, or of whole groups, are alike. On an accelerator all
+    folds are fitted at once.
     """
     method, folds = plan.method, plan.division.folds
     is_random = method.groups is None and not isinstance(method.folds, Iterable)
@@ -307,7 +308,8 @@ def _first_fold_tells(plan: Plan, candidates: int) -> bool:
 def _first_scores(x: Table, y: Float[Array, " n"], prediction: Any, plan: Plan) -> np.ndarray | None:
     """The CRPS of the rows of the first fold, after a last step that is fitted to these rows themselves.
 
-    None where it needs more rows. Without a last step the predictions may have no spread: it is the CRPS of the means.
+    The value is None if the last step needs more rows. Without a last step the predictions may have no spread: the
+    value is then the CRPS of the means.
     """
     rows = plan.division.folds[0].held_out
     table, targets = take_rows(rows, x, y)
@@ -317,7 +319,7 @@ def _first_scores(x: Table, y: Float[Array, " n"], prediction: Any, plan: Plan) 
     else:
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of so few rows
+                warnings.simplefilter("ignore")  # the rows are few
                 last = plan.last()(table, prediction, targets, **plan.by.of_rows(rows))
                 prediction = last(table, prediction, **plan.by.of_rows(rows))
         except (ValueError, FloatingPointError):
@@ -326,9 +328,9 @@ def _first_scores(x: Table, y: Float[Array, " n"], prediction: Any, plan: Plan) 
 
 
 def _kept(scores: dict[int, np.ndarray], means: dict[int, float], pairs: Sequence) -> tuple[list[int], tuple[str, ...]]:
-    """The numbers of the candidates that go on, and a line about each of the others.
+    """The numbers of the candidates that are kept, and a line about each dropped candidate.
 
-    A candidate is dropped if its mean CRPS is more than half again the best, and this is no chance of the rows.
+    A candidate is dropped if its mean CRPS exceeds 1.5 times the best, and the difference exceeds two standard errors.
     """
     best = min(means, key=lambda k: means[k])
 

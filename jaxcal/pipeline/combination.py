@@ -1,10 +1,10 @@
-"""Predictors as one: weighted means of several, and the distribution of their errors.
+"""Several predictors as one: a weighted mean of their means, and the distribution of its errors.
 
-All of it is learned from predictions out of fold. The weights of the predictors' means are not negative and add up to
-one. They make the mean absolute error least, which is the CRPS of a point (as stacking: Wolpert, "Stacked
-generalization", 1992; Breiman, "Stacked regressions", 1996). The errors of the weighted mean have a scale that follows
-the data, and a density everywhere (`jaxcal.pipeline.errors`). One predictor alone may keep the shape of its
-distributions. The weights for the rows of a fold come from those of the other folds.
+All parts are learned from out-of-fold predictions. The weights of the predictors' means are not negative and have the
+sum 1. They minimize the mean absolute error, which is the CRPS of a point. This is a kind of stacking (Wolpert,
+"Stacked generalization", 1992; Breiman, "Stacked regressions", 1996). The errors of the weighted mean have a scale that
+follows the data, and a density everywhere (`jaxcal.pipeline.errors`). A single predictor may keep the shape of its
+distributions. The weights for the rows of a fold are learned from the other folds.
 """
 
 from collections.abc import Sequence
@@ -24,20 +24,20 @@ from jaxcal.pipeline.chain import Chain
 from jaxcal.pipeline.errors import LEVELS, CrossFit, Errors, Predicted, fit_errors
 from jaxcal.pipeline.steps import one_thread_for
 
-# Below it a weight is 0.
+# Weights below this number are set to 0.
 _LEAST_WEIGHT = 0.02
 _REWEIGHTINGS = 30
 
 
 class Combination(eqx.Module):
-    """Fitted chains, and what makes one distribution of their predictions; the predictor of one or of several.
+    """One predictor from one or several fitted chains; it makes one distribution of their predictions.
 
     Attributes:
-        names: what the chains are.
-        chains: those that have a weight.
-        combiner: what makes one distribution of their predictions.
-        gains: by how much the mean absolute error out of fold would grow without each, as a fraction.
-        of_several: whether there were several to combine.
+        names: the names of the steps of each chain.
+        chains: the chains that have a weight.
+        combiner: makes one distribution of their predictions.
+        gains: by how much the out-of-fold mean absolute error would grow without each chain, as a fraction.
+        of_several: whether there were several predictors to combine.
     """
 
     names: tuple[str, ...] = eqx.field(static=True)
@@ -51,11 +51,11 @@ class Combination(eqx.Module):
         return self.combiner(x, [chain(x) for chain in self.chains])
 
     def means(self, x: Table) -> Float[Array, " n"]:
-        """The weighted means of the chains; the means of the distributions also know how their errors are skewed."""
+        """The weighted means of the chains; the means of the distributions also include the skewness of the errors."""
         return jnp.asarray(self.combiner.weights @ _means([chain(x) for chain in self.chains]))
 
     def __str__(self) -> str:
-        """The weights, the largest first, and what each predictor adds."""
+        """The weights, the largest first, and the growth of the error without each predictor."""
         lines = [f"{'':30}{'weight':>20}{'error without it':>20}"]
         for k in np.argsort(-self.combiner.weights, kind="stable"):
             more = "the only one" if np.isinf(self.gains[k]) else f"{100 * self.gains[k]:+.1f} %"
@@ -64,13 +64,13 @@ class Combination(eqx.Module):
 
 
 class Combined(NamedTuple):
-    """What combines predictors.
+    """A combiner of predictors, and its out-of-fold distributions.
 
     Attributes:
-        kept: the numbers of those that have a weight.
-        combiner: of the predictions of these.
-        out_of_fold: the distribution of every row, from the rows of the other folds.
-        gains: by how much the mean absolute error would grow without each.
+        kept: the numbers of the predictors that have a weight.
+        combiner: makes one distribution of the predictions of these predictors.
+        out_of_fold: the distribution of every row, learned from the rows of the other folds.
+        gains: by how much the mean absolute error would grow without each of these predictors, as a fraction.
     """
 
     kept: list[int]
@@ -82,13 +82,13 @@ class Combined(NamedTuple):
 def combine(
     x: Table, predictions: Sequence[Distribution], y: Float[np.ndarray, " n"], parts: Sequence[np.ndarray]
 ) -> Combined:
-    """What combines these predictions of rows that the predictors were not fitted to.
+    """Learn to combine the out-of-fold predictions of several predictors.
 
     Args:
         x: the inputs of the rows [n, d].
-        predictions: of each predictor [n], out of fold.
+        predictions: the out-of-fold predictions [n] of each predictor.
         y: the targets [n].
-        parts: the rows of each fold, as places among these.
+        parts: the rows of each fold, as places among these rows.
     """
     with one_thread_for(len(y)):
         return _combined(x, predictions, np.asarray(y, float), parts)
@@ -99,7 +99,8 @@ def _combined(x: Table, predictions: Sequence[Distribution], y: np.ndarray, part
     errors = y - means
     kept = [int(k) for k in np.flatnonzero(weights_of(errors))]
     predictions, means, errors = [predictions[k] for k in kept], means[kept], errors[kept]
-    weights = weights_of(errors)  # as those of each fold, without the others
+    weights = weights_of(errors)  # again, without the predictors of weight 0
+    # m = y - sum_k w_k e_k = sum_k w_k m_k. The weights of a fold's rows come from the other folds.
     mean = y - CrossFit(parts, len(y))(
         lambda rows: weights_of(errors[:, rows]), lambda own, rows: own @ errors[:, rows]
     )
@@ -108,7 +109,7 @@ def _combined(x: Table, predictions: Sequence[Distribution], y: np.ndarray, part
 
 
 def _gains(errors: Float[np.ndarray, "m n"], weights: Float[np.ndarray, " m"]) -> tuple[float, ...]:
-    """By how much the mean absolute error grows without each predictor; infinite without the only one."""
+    """By how much the mean absolute error grows without each predictor, as a fraction; infinite for a single one."""
     if len(errors) == 1:
         return (np.inf,)
     size = lambda some: float(np.mean(abs(weights_of(some) @ some)))
@@ -117,11 +118,11 @@ def _gains(errors: Float[np.ndarray, "m n"], weights: Float[np.ndarray, " m"]) -
 
 
 class Combiner(eqx.Module):
-    """One distribution of the predictions of several predictors; made by `combine`.
+    """Makes one distribution of the predictions of several predictors; made by `combine`.
 
     Attributes:
-        inputs: what makes numbers of the inputs, which the scale is learned from.
-        weights: of the predictors' means [m].
+        inputs: turns the inputs into numbers, from which the scale is learned.
+        weights: the weights of the predictors' means [m].
         errors: the distribution of the errors.
     """
 
@@ -130,7 +131,7 @@ class Combiner(eqx.Module):
     errors: Errors
 
     def __call__(self, x: Table, predictions: Sequence[Distribution]) -> SmoothQuantiles:
-        """The distribution of every row, of its inputs and of the predictions of each predictor [n]."""
+        """The distribution of every row, from its inputs and the predictions [n] of each predictor."""
         means = _means(predictions)
         return self.errors(_predicted(self.inputs(x), predictions, means, self.weights @ means))
 
@@ -151,37 +152,39 @@ def _predicted(
     means: Float[AnyArray, "m n"],
     mean: Float[AnyArray, " n"],
 ) -> Predicted:
-    """What the distribution of the errors of this mean is told: how far predictions are apart, their stds, and x."""
+    """The mean, and what its errors may depend on: the mean, the spread of the means, the stds, and the inputs."""
     xp, least = namespace(mean), np.finfo(np.float32).tiny
     stds = [xp.log(xp.maximum(_floats(each.std), least)) for each in predictions if each.has_std]
     apart = [xp.log(means.std(0) + least)] if predictions[1:] else []
     features = xp.column_stack([mean, *apart, *stds, inputs])
     is_one = len(predictions) == 1 and predictions[0].has_std
-    # Without the warning of levels that a prediction does not reach: its outermost lines go on there.
+    # `_quantiles` does not warn of levels that a prediction does not reach: its outermost lines go on there.
     quantiles = _floats(predictions[0]._quantiles(jnp.asarray(LEVELS))) if is_one else None
     return Predicted(mean, features, quantiles)
 
 
 def weights_of(errors: Float[np.ndarray, "m n"]) -> Float[np.ndarray, " m"]:
-    """Weights, not negative and with sum 1, that make the mean absolute value of the weighted errors least.
+    """Weights, not negative and with sum 1, that minimize the mean absolute value of the weighted errors.
 
-    By reweighted least squares: each is a problem of non-negative least squares, whose solution is scaled to the sum 1.
-    A little of the identity is added to the matrix of products, so that predictors that can hardly be told apart have
-    equal weights. How much that is depends on the best one: a bad one has no say.
+    The method is iteratively reweighted least squares. Each iteration solves a problem of non-negative least squares,
+    and scales the solution to the sum 1. A small multiple of the identity is added to the matrix of products, so that
+    predictors with nearly equal errors have equal weights. The multiple depends on the best predictor alone: a bad
+    predictor does not change it.
     """
     number, size = errors.shape
     unit = np.median(abs(errors)) or np.mean(abs(errors)) or 1.0
-    errors, found = errors / unit, np.full(number, 1 / number)
+    errors, solution = errors / unit, np.full(number, 1 / number)
     for _ in range(_REWEIGHTINGS):
-        weights = found
+        weights = solution
+        # r_i = 1 / max(|w'e_i|, 0.001), P = E diag(r) E' / n + c I = R'R, with c = min_k P_kk / n
         row_weights = 1 / np.maximum(abs(weights @ errors), 1e-3)
         products = errors * row_weights @ errors.T / size
         products[np.diag_indices(number)] += (products.diagonal().min() or 1.0) / size
         root = np.linalg.cholesky(products).T
-        # The sum is 1 up to a factor, which scaling removes.
-        found, _ = optimize.nnls(np.vstack([root, np.ones(number)]), np.append(np.zeros(number), 1.0))
-        found /= found.sum()
-        if abs(found - weights).max() < 1e-4:
+        # min w'P w + (sum(w) - 1)^2 with w >= 0: it is the minimum of w'P w with sum 1, up to a factor.
+        solution, _ = optimize.nnls(np.vstack([root, np.ones(number)]), np.append(np.zeros(number), 1.0))
+        solution /= solution.sum()
+        if abs(solution - weights).max() < 1e-4:
             break
-    weights = np.where(found < _LEAST_WEIGHT, 0, found)
+    weights = np.where(solution < _LEAST_WEIGHT, 0, solution)
     return weights / weights.sum()

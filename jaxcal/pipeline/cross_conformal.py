@@ -1,10 +1,11 @@
 """CV+, the jackknife+ and the jackknife+-after-bootstrap: a coverage guarantee without setting rows aside.
 
-Errors out of fold guarantee nothing of the model that is fitted to all rows: it has made none of them. So here the
-models that made them predict, too. Each calibration row i has the error R_i of the models that were fitted without it,
-and these models' prediction c_i(x) of a new row; the interval goes from a low rank of the values c_i(x) - R_i to a high
-rank of the c_i(x) + R_i. Whatever the model and the data, it covers a new exchangeable row with a probability that
-`WorstCaseGuarantee` has: 1 - 2 a or somewhat less at the level 1 - a. Typically it is 1 - a.
+Out-of-fold errors guarantee nothing about a model that is fitted to all rows, since it made none of these errors. So
+here the models that made the errors also predict new rows. Calibration row i has the error R_i of the models that were
+fitted without it. These models predict c_i(x) for a new row x. The interval goes from a low rank of the values c_i(x) -
+R_i to a high rank of the values c_i(x) + R_i. The interval at the level 1 - a covers a new exchangeable row with
+probability 1 - 2 a or somewhat less. This holds for every model and all data, and `WorstCaseGuarantee` computes the
+probability. Typically the probability is 1 - a.
 
 | function | method | source |
 |---|---|---|
@@ -51,33 +52,33 @@ def fit(
     groups: ArrayLike | None = None,
     score: str | None = None,
 ) -> "JackknifePlus":
-    """Fit a model without each fold, and keep these models: CV+, or the jackknife+ where every row is a fold.
+    """Fit a model without each fold, and keep these models: CV+, or the jackknife+ if every row is a fold.
 
-    All folds have n // folds rows, as the guarantee needs it. The rest, fewer rows than folds, is in the training rows
-    of each model, and has no error. `jaxcal.pipeline.fit(method="cv+")` takes calibrators, and scores every step.
+    All folds have n // folds rows, as the guarantee requires. The remaining rows, fewer than folds, are training rows
+    of every model, and have no error. `jaxcal.pipeline.fit(method="cv+")` takes calibrators, and scores every step.
 
-    Works under `jit` and, over runs of equal size, under `eqx.filter_vmap` where `fit_model` does. Fit and predictions
-    are differentiable in all x and y where `fit_model` and the models are.
+    Works under `jit` and, over runs of equal size, under `eqx.filter_vmap` if `fit_model` does. Fit and predictions are
+    differentiable in all x and y if `fit_model` and the models are.
 
     Args:
         fit_model: `fit_model(x, y, key=key)` gives a function of inputs whose value is a Distribution or an array of
-            means: any predictor of jaxcal with its options as a `functools.partial`, or a few lines around somebody
-            else's. The order of its rows must have no say in it.
-        x: inputs [n, d], or a data frame, which is handed on as it is; a vector [n] is one column.
+            means. It may be any predictor of jaxcal, with its options as a `functools.partial`, or a few lines around a
+            model of another package. The fit must not depend on the order of the rows.
+        x: inputs [n, d], or a data frame, which is passed on as it is; a vector [n] is one column.
         y: targets [n].
         key: random key of the folds, and of the fits.
-        categorical: the columns of x whose values have no order, for a `fit_model` that takes that.
+        categorical: the columns of x whose values have no order, for a `fit_model` that takes this argument.
         folds: number of folds, and of models; n for the jackknife+.
         groups: labels [n], of numbers or strings: data points of one group stay in one fold. Folds then differ in
             size, and no coverage is guaranteed.
-        score: what an error is. "absolute": |y - mean|; "scaled": |y - mean| / std. None for "scaled" where the models
-            give a std, else "absolute".
+        score: the kind of error. "absolute" is |y - mean|, and "scaled" is |y - mean| / std. None means "scaled" if the
+            models give a std, else "absolute".
 
     Raises:
         TypeError: if key is no random key.
-        ValueError: if x or y is empty, not finite or of the wrong shape; if there are fewer rows or groups than folds,
-            or folds is less than 2; if a predicted mean or std is not finite; if score="scaled" where the models give
-            no std.
+        ValueError: if x or y is empty, not finite or of the wrong shape. Also if there are fewer rows or groups than
+            folds, or folds is less than 2. Also if a predicted mean or std is not finite, or score="scaled" and the
+            models give no std.
 
     Source: Barber, Candes, Ramdas and Tibshirani, Annals of Statistics 49 (2021).
 
@@ -116,7 +117,7 @@ def of_folds(
     score: str | None,
     has_groups: bool,
 ) -> "JackknifePlus":
-    """The same of models that are fitted already, and of what each predicts of its fold; checked x and y."""
+    """The same from models that are already fitted, and their predictions of their folds; x and y are checked."""
     sizes = [len(fold.held_out) for fold in parts]
     places = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
     base = joined([as_prediction(each) for each in predictions], places)
@@ -143,26 +144,27 @@ def fit_bootstrap(
     num_models: int = 50,
     score: str | None = None,
 ) -> "JackknifePlus":
-    """Fit models to bootstrap samples, and average those that were fitted without a row: jackknife+-after-bootstrap.
+    """Fit models to bootstrap samples, and average the models without a row: the jackknife+-after-bootstrap.
 
     A model's sample has n rows, drawn with replacement, so that about 37 % of the models are fitted without a given
-    row: the error of the row is that of their mean prediction. The guarantee holds for a number of models that is
-    drawn from the binomial distribution of the samples without the new row, among samples of n + 1 rows. So
-    `num_models` is its mean only; its standard deviation is about 0.8 sqrt(num_models).
+    row. The error of the row is the error of the mean prediction of these models. The guarantee needs a random number
+    of models: the number of samples, drawn from n + 1 rows, that do not contain the new row. This number is drawn from
+    its binomial distribution. So `num_models` is only the mean number; the standard deviation is about 0.8
+    sqrt(num_models).
 
     Args:
         fit_model: as of `fit`.
-        x: inputs [n, d], or a data frame, which is handed on as it is; a vector [n] is one column.
+        x: inputs [n, d], or a data frame, which is passed on as it is; a vector [n] is one column.
         y: targets [n].
         key: random key of the samples and their number, and of the fits.
-        categorical: the columns of x whose values have no order, for a `fit_model` that takes that.
-        num_models: how many models are fitted, in the mean.
-        score: what an error is, as of `fit`; the std of several models is the mean of their stds.
+        categorical: the columns of x whose values have no order, for a `fit_model` that takes this argument.
+        num_models: the mean number of models that are fitted.
+        score: the kind of error, as of `fit`; the std of several models is the mean of their stds.
 
     Raises:
         TypeError: if key is no random key.
-        ValueError: if x or y is empty, not finite or of the wrong shape; if a row is in all samples; if a predicted
-            mean or std is not finite; if score="scaled" where the models give no std.
+        ValueError: if x or y is empty, not finite or of the wrong shape, or if a row is in all samples. Also if a
+            predicted mean or std is not finite, or score="scaled" and the models give no std.
 
     Source: Kim, Xu and Barber, NeurIPS 2020, Theorem 1, with the mean as aggregation.
 
@@ -191,7 +193,7 @@ def fit_bootstrap(
     np.put_along_axis(in_bag, samples, True, axis=1)
     weights = out_of_bag_weights(in_bag)
     parts = [Fold(sample, np.arange(num_rows)) for sample in samples]
-    about = "in a fit to a bootstrap sample, which counts its rows anew"
+    about = "in a fit to a bootstrap sample, whose rows are numbered anew"
     keys = list(jax.random.split(fits_key, number))
     models, predictions = models_of_folds(fit_model, (x,), (y,), parts, keys, about=about)
     predictions = [as_prediction(each) for each in predictions]
@@ -204,21 +206,22 @@ def fit_bootstrap(
 
 
 def of_forest(forest: Forest, x: Table, y: Series, *, key: PRNGKeyArray) -> "JackknifePlus":
-    """The jackknife+-after-bootstrap of the trees of a random forest that is fitted already: nothing is fitted anew.
+    """The jackknife+-after-bootstrap of the trees of a fitted random forest: nothing is fitted again.
 
-    The error of a row is that of the mean prediction of the trees that were grown without it. The guarantee needs a
-    random number of trees, as that of `fit_bootstrap`: about 37 % of the forest's, the first of them, are used.
+    The error of a row is the error of the mean prediction of the trees that were grown without it. As in
+    `fit_bootstrap`, the guarantee needs a random number of trees: the first trees of the forest are used, about 37 % of
+    all.
 
     Args:
         forest: made by `jaxcal.forests.fit(x, y, model="random_forest")`.
         x: the inputs [n, d] that the forest was fitted to, in the same order.
         y: their targets [n].
-        key: random key of the number of trees.
+        key: random key, which draws the number of trees.
 
     Raises:
         TypeError: if x or y is traced by a transformation of JAX; if key is no random key.
-        ValueError: if the forest is of another model, or was not fitted to x and y; if a row is in the samples of all
-            trees that are used.
+        ValueError: if the forest is of another model, or was not fitted to x and y. Also if a row is in the samples of
+            all trees that are used.
 
     Source: Kim, Xu and Barber, NeurIPS 2020.
 
@@ -243,16 +246,16 @@ def of_forest(forest: Forest, x: Table, y: Series, *, key: PRNGKeyArray) -> "Jac
 
 
 class JackknifePlus(eqx.Module):
-    """Models, and the errors of calibration rows that each was fitted without; made by `fit` and its like.
+    """Models, and the errors of calibration rows that they were not fitted to; made by `fit` and similar functions.
 
     Attributes:
-        models: a function of inputs [n, d] that gives the means [n, K] of K models, and their stds or None. Modules of
-            arrays of one structure are stacked, and called under one `vmap`.
+        models: a function of inputs [n, d] that gives the means [n, K] of K models, and their stds or None. Models
+            whose arrays have one structure are stacked, and called under one `vmap`.
         weights: [K, L] for each calibration row the weights of the models that were fitted without it.
-        errors: [L] the absolute errors of these, over their stds where `models` gives stds.
+        errors: [L] the absolute errors of the calibration rows, divided by the stds if `models` gives stds.
         layout: the columns of x.
         num_folds: the number of folds; None for bootstrap samples.
-        has_groups: whether the folds are of whole groups.
+        has_groups: whether the folds consist of whole groups.
     """
 
     models: Callable[[Any], Moments]
@@ -269,7 +272,7 @@ class JackknifePlus(eqx.Module):
         are needed.
 
         Args:
-            x: inputs [n, d], or a data frame, which is handed on as it is; a vector [n] is one column.
+            x: inputs [n, d], or a data frame, which is passed on as it is; a vector [n] is one column.
 
         Raises:
             ValueError: if x is empty, not finite, or has another number of columns than the training inputs.
@@ -285,8 +288,8 @@ class JackknifePlus(eqx.Module):
         """
         if self.has_groups:
             raise ValueError(
-                "the folds are of groups, whose rows are not exchangeable with those of others: no coverage is "
-                "guaranteed. It is without groups=, if all rows are exchangeable."
+                "the folds are of groups, whose rows are not exchangeable with the rows of other groups: no coverage "
+                "is guaranteed. Without groups= coverage is guaranteed, if all rows are exchangeable."
             )
         return WorstCaseGuarantee(confidence_level, self.errors.shape[-1], self.num_folds)
 
@@ -295,7 +298,7 @@ class JackknifePlus(eqx.Module):
 
 
 class _Stack(eqx.Module):
-    """Models of one structure: a model all of whose arrays have a leading axis."""
+    """Models of one structure, as a single model whose arrays have a leading axis."""
 
     model: Callable
     scaled: bool = eqx.field(static=True)
@@ -328,7 +331,7 @@ class _Trees(eqx.Module):
 
 
 def _ensemble(models: Sequence[Callable], x: Table, scaled: bool) -> Callable[[Any], Moments]:
-    """The models as one function: stacked, where that can be traced."""
+    """The models as one function: stacked, if the stack can be traced."""
     arrays, rest = zip(*(eqx.partition(model, eqx.is_array) for model in models), strict=True)
     if isinstance(x, jax.Array) and _are_alike(arrays, rest):
         stack = _Stack(eqx.combine(_stacked(arrays), rest[0]), scaled)
@@ -342,7 +345,7 @@ def _ensemble(models: Sequence[Callable], x: Table, scaled: bool) -> Callable[[A
 
 
 def _are_alike(arrays: Sequence[Any], rest: Sequence[Any]) -> bool:
-    """Whether there are arrays, of the same shapes and dtypes in each model, and all else is the same."""
+    """Whether the models have arrays, of the same shapes and dtypes in each, and are otherwise equal."""
     kinds = [[(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(each)] for each in arrays]
     if not kinds[0] or any(kind != kinds[0] for kind in kinds):
         return False
@@ -386,7 +389,7 @@ def _sizes(errors: Float[Array, " l"]) -> Float[Array, " l"]:
 
 @jax.jit
 def _weighted_rows(values: Float[Array, "l k"], weights: Float[Array, "k l"]) -> Float[Array, " l"]:
-    """For every row the average of its values."""
+    """For every row l the average sum_k v_lk w_kl of its values."""
     return jnp.sum(values * weights.T, axis=1)
 
 
@@ -398,12 +401,12 @@ def _out_of_bag(values: Sequence[Float[Array, " l"]], weights: Float[Array, "k l
 
 
 def _fraction_without(num_rows: int) -> float:
-    """The probability that n rows, drawn with replacement from n + 1, are all other than a given one."""
+    """The probability that n rows, drawn with replacement from n + 1, do not contain a given row."""
     return (1 - 1 / (num_rows + 1)) ** num_rows
 
 
 def _number_of_models(rng: np.random.Generator, samples: int, num_rows: int) -> int:
-    """How many of the samples, drawn from n + 1 rows, are without the new one."""
+    """How many of the samples, drawn from n + 1 rows, do not contain the new row."""
     return int(rng.binomial(samples, _fraction_without(num_rows)))
 
 

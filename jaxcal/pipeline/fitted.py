@@ -1,4 +1,4 @@
-"""A fitted pipeline: what it predicts, what is known of its coverage, and the scores of its steps."""
+"""A fitted pipeline: its predictions, its guaranteed or measured coverage, and the scores of its steps."""
 
 import pickle
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from jaxcal.pipeline.combination import Combination
 from jaxcal.pipeline.cross_conformal import JackknifePlus
 from jaxcal.pipeline.steps import Groups
 
-# The interval of which the coverage is reported.
+# The confidence level of the intervals whose coverage is reported.
 _LEVEL = 0.9
 _HEADER = f"{'':30}{'CRPS':>20}{'RMSE':>20}{'90 % interval covers':>26}"
 
@@ -29,20 +29,20 @@ class Pipeline(eqx.Module):
     """A predictor, calibrators and a last step; made by `fit`. `print(pipeline)` is a table of their scores.
 
     Attributes:
-        chain: predictor and calibrators, fitted to all rows, or to those that were not set aside. It is a
-            `Combination` of one or several where their errors are learned. With "cv+" it is all those that were fitted
-            without a fold, as a `jaxcal.cross_conformal.JackknifePlus`.
-        last: the last step; None where there is none, and with "cv+", whose `chain` does it.
-        steps: what the predictor alone, each calibrator and the last step predict of rows they were not fitted to. That
-            of "cv+" is what conformal calibration by the errors of the other folds makes of the predictions of a fold.
-        others: the steps of each pipeline that is combined, or of the others, where the best was taken.
+        chain: predictor and calibrators, fitted to all rows that were not set aside. If errors are learned, it is a
+            `Combination` of one or several predictors. With "cv+" it is a `jaxcal.cross_conformal.JackknifePlus` of all
+            models that were fitted without a fold.
+        last: the last step; None if there is none. It is also None with "cv+", since `chain` is the last step.
+        steps: the held-out predictions of the predictor alone, of each calibrator and of the last step. With "cv+", the
+            last step's predictions of a fold are calibrated by conformal prediction with the errors of the other folds.
+        others: the steps of each pipeline that is combined; if the best was taken, the steps of the others.
         dropped: a line about each pipeline that was dropped after the first fold: its steps and its CRPS there.
-        omitted: a line about each for which the time did not suffice.
-        without_weights: a line about each that was omitted since it takes no weights.
-        recipe: what was fitted to all folds, a `Recipe`; None where a file or a pickle could not hold it.
+        omitted: a line about each pipeline for which the time did not suffice.
+        without_weights: a line about each pipeline that was omitted since it takes no weights.
+        recipe: what was fitted to all folds, a `Recipe`; None if a file or a pickle could not hold it.
         method: "folds", "split", "cv+" or "prefit".
         layout: the columns of x.
-        by: where the last step has its groups from.
+        by: the source of the groups of the last step.
     """
 
     chain: Chain | Combination | JackknifePlus
@@ -60,7 +60,7 @@ class Pipeline(eqx.Module):
     _not_needed: ClassVar[tuple[str, ...]] = ("recipe",)
 
     def __getstate__(self) -> dict[str, Any]:
-        """For a pickle, which holds no function without a name: without the recipe then."""
+        """The state for a pickle; without the recipe if it cannot be pickled, such as a function without a name."""
         state = dict(vars(self))
         try:
             pickle.dumps(self.recipe)
@@ -73,10 +73,10 @@ class Pipeline(eqx.Module):
 
         Args:
             x: inputs [n, d], or a data frame with the columns of the fit.
-            by: the labels of the groups [n], where the fit had labels.
+            by: the labels of the groups [n], if the fit had labels.
 
         Raises:
-            ValueError: if x has other columns than in the fit; if labels are missing, or there are no groups.
+            ValueError: if x has other columns than in the fit. Also if labels are missing, or are given without groups.
         """
         x = self.layout(x)
         if isinstance(self.chain, JackknifePlus):
@@ -85,9 +85,9 @@ class Pipeline(eqx.Module):
         return prediction if self.last is None else self.last(x, prediction, **self.by.of_new_rows(by))
 
     def means(self, x: Table, *, by: Series | None = None) -> Float[Array, " n"]:
-        """The means of rows [n], arguments as of the call: as the predictors give them, where their errors are learned.
+        """The means of rows [n], by the predictors alone if their errors are learned; arguments as of the call.
 
-        The means of the distributions also know how the errors are skewed.
+        The means of the distributions also include the skewness of the errors.
         """
         if not isinstance(self.chain, Combination):
             return self(x, by=by).mean
@@ -96,16 +96,19 @@ class Pipeline(eqx.Module):
 
     @property
     def out_of_fold(self) -> Distribution:
-        """What the whole pipeline predicts of the rows in `steps[-1].rows`, fitted without them."""
+        """The predictions of the rows in `steps[-1].rows` by the whole pipeline, fitted without them."""
         return self.steps[-1].predictions
 
     def guarantee(self, confidence_level: float) -> Guarantee | WorstCaseGuarantee | MeasuredCoverage:
-        """What is known of the coverage of the central interval at this level; `print` tells it in words.
+        """The guaranteed or measured coverage of the central interval at this level; `print` states it in words.
 
-        With "split", and with "prefit" and no calibrators, it is the guarantee of the last step, if it gives one, with
-        "cv+" that of CV+, if there are no groups. With "folds" there is no guarantee: the model that predicts has made
-        none of the errors by which it was recalibrated. Then it is what was measured. Where `by` gave groups, each has
-        a guarantee of its own, `last.guarantee`, and this is what was measured of all rows.
+        - "split": the guarantee of the last step, if it gives one. The same holds for "prefit" without calibrators.
+        - "cv+": the guarantee of CV+, if there are no groups.
+        - "folds", and "prefit" with calibrators: the measured coverage. There is no guarantee, since the model that
+            predicts made none of the errors by which it was recalibrated.
+
+        If `by` gave groups, each group has a guarantee of its own, `last.guarantee`. The value is then the measured
+        coverage of all rows.
 
         Raises:
             ValueError: if the confidence level lies outside (0, 1).
@@ -138,7 +141,7 @@ class Pipeline(eqx.Module):
         return "\n".join(lines)
 
     def _of_equal_targets(self) -> list[str]:
-        """A line about targets most of which are equal to others: log scores depend on how far these are spread."""
+        """A line if most targets are equal to others: log scores then depend on how far equal targets are spread."""
         if not isinstance(self.chain, Combination):
             return []
         _, place, count = np.unique(self.steps[-1].y, return_inverse=True, return_counts=True)
@@ -149,14 +152,14 @@ class Pipeline(eqx.Module):
 
 @dataclass(frozen=True, eq=False)
 class Recipe:
-    """What was fitted to all folds: `jc.pipeline.fit(..., predictor=fitted.recipe)` repeats it.
+    """The pairs that were fitted to all folds: `jc.pipeline.fit(..., predictor=fitted.recipe)` repeats the fit.
 
-    There is no clock then, and none is dropped.
+    The repeated fit has no time limit, and drops no pair.
 
     Attributes:
-        pairs: of a predictor and its calibrators.
-        combines: whether they were combined; else the best was taken.
-        folds: how many there were, if a time limit left time for more than usual.
+        pairs: pairs of a predictor and its calibrators.
+        combines: whether the pairs were combined; else the best pair was taken.
+        folds: the number of folds, if a time limit left time for more than usual.
     """
 
     pairs: tuple[tuple[Any, tuple[Callable, ...]], ...]
@@ -172,11 +175,11 @@ class Recipe:
         return self.pairs[place]
 
     def __eq__(self, other: object) -> bool:
-        """Any two: pipelines that differ in it alone share compiled programs."""
+        """Any two recipes are equal: pipelines that differ in the recipe alone share compiled programs."""
         return isinstance(other, Recipe)
 
     def __hash__(self) -> int:
-        """One of all."""
+        """The same number for all recipes."""
         return hash(Recipe)
 
 
@@ -190,14 +193,14 @@ class Scores(NamedTuple):
 
 
 class Step(eqx.Module):
-    """A step of a pipeline, and what it predicts of rows that neither it nor a step before was fitted to.
+    """A step of a pipeline, and its predictions of rows to which neither it nor an earlier step was fitted.
 
     Attributes:
-        name: of the method.
-        predictions: of the rows, m of them.
-        y: their targets [m].
-        rows: their numbers [m].
-        num_not_held_out: how many further rows are in no fold, and have no say in the scores.
+        name: the name of the method.
+        predictions: the predictions of m rows.
+        y: the targets of these rows [m].
+        rows: the numbers of these rows [m].
+        num_not_held_out: how many further rows are in no fold, and do not enter the scores.
     """
 
     name: str = eqx.field(static=True)
@@ -212,7 +215,8 @@ class Step(eqx.Module):
         with _precision_of(self.y):
             mean, crps = self.predictions.mean, self.predictions.crps(self.y)
             rmse, errors = float(metrics.rmse(self.y, Point(mean))), mean - self.y
-        # In units in which their squares are numbers.
+        # In units of the RMSE, so that squares do not overflow. The standard error of an RMSE r is the error of r^2,
+        # over 2 r.
         unit = rmse or 1.0
         crps, squares = np.asarray(crps, float) / unit, (np.asarray(errors, float) / unit) ** 2
         error_of = lambda values: float(values.std(ddof=1) / np.sqrt(len(values)))
@@ -237,5 +241,5 @@ class Step(eqx.Module):
 
 
 def _precision_of(y: Array) -> AbstractContextManager:
-    """Where float64 numbers are, 64 bits: the estimator of scikit-learn computes in these, whatever JAX does."""
+    """64 bits if y has float64: the regressor for scikit-learn computes in 64 bits, whatever JAX does."""
     return jax.enable_x64(True) if y.dtype == np.float64 else nullcontext()

@@ -1,10 +1,10 @@
 """The last step of learned errors: other rows recalibrate the levels, and the shape of every row stays.
 
-A target at level u of its distribution lies in the central intervals from the confidence level |2 u - 1| on. This is
-its score. Take the score of rank ceil(c (L + 1)) among L rows. The interval at this confidence level covers a new row
-with probability c at least, by split conformal prediction (Vovk, Gammerman and Shafer, "Algorithmic Learning in a
-Random World", 2005). Between ranks the level is interpolated, one rank further out, so that there is a density. Each
-group of rows has levels of its own.
+A target at level u of its distribution lies in the central intervals from the confidence level |2 u - 1| on. This level
+is its score. Take the score of rank ceil(c (L + 1)) among L rows. The interval at this confidence level covers a new
+row with probability at least c. This is split conformal prediction (Vovk, Gammerman and Shafer, "Algorithmic Learning
+in a Random World", 2005). Between ranks the level is interpolated, one rank further out, so that there is a density.
+Each group of rows has levels of its own.
 """
 
 from typing import Any
@@ -21,7 +21,8 @@ from jaxcal.frames.layout import Table
 from jaxcal.guarantee import Guarantee
 from jaxcal.pipeline.out_of_fold import joined
 
-# Intervals of this confidence level and more have ends one rank further out, those of less a part of a rank.
+# From this confidence level on, the ends of intervals are one rank further out. Below it they are a part of a rank
+# further out.
 _FROM = 0.5
 
 
@@ -29,10 +30,10 @@ class Levels(eqx.Module):
     """Recalibrated levels of each group; made by `recalibrated_levels`.
 
     Attributes:
-        groups: their labels.
-        tables: of each group the levels around 1/2 of the ends of central intervals [2 L + 1].
-        numbers: how many rows each has, and how many of them have levels other than 0 and 1.
-        out_of_fold: whether the rows were predicted by other models than the one that predicts new rows.
+        groups: the labels of the groups.
+        tables: for each group, the levels of the ends of central intervals, symmetric around 1/2 [2 L + 1].
+        numbers: for each group, how many rows it has, and how many of them have levels other than 0 and 1.
+        out_of_fold: whether the rows were predicted by models other than the model that predicts new rows.
     """
 
     groups: Groups
@@ -44,22 +45,22 @@ class Levels(eqx.Module):
         """The distribution of every row, by the levels of its group.
 
         Raises:
-            ValueError: if labels are missing, are not as many as the rows, or one was in no calibration row.
+            ValueError: if labels are missing or are not as many as the rows, or if no calibration row has one of them.
         """
         if not self.groups.labels:
             return Recalibrated(base, self.tables[0], central=True)
         number = np.asarray(self.groups.number_of_rows(x, base, by, len(base)))
         rows = [np.flatnonzero(number == k) for k in range(self.groups.count)]
-        found = [(table, of_group) for table, of_group in zip(self.tables, rows, strict=True) if len(of_group)]
-        parts = [Recalibrated(base[of_group], table, central=True) for table, of_group in found]
-        return joined(parts, [of_group for _, of_group in found])
+        tables = [(table, of_group) for table, of_group in zip(self.tables, rows, strict=True) if len(of_group)]
+        parts = [Recalibrated(base[of_group], table, central=True) for table, of_group in tables]
+        return joined(parts, [of_group for _, of_group in tables])
 
     def guarantee(self, confidence_level: float, group: Any = None) -> Guarantee:
         """The coverage guarantee of the central interval at this level, in the group with a label.
 
         Raises:
-            ValueError: if the confidence level lies outside (0, 1); if the rows are out of fold; if there is no group
-                with the label.
+            ValueError: if the confidence level lies outside (0, 1), the rows are out of fold, or no group has the
+                label.
         """
         check_not_out_of_fold(self.out_of_fold)
         rows, reached = self.numbers[self.groups.number_of(group)]
@@ -69,7 +70,7 @@ class Levels(eqx.Module):
 
 
 def recalibrated_levels(x: Table, base: Distribution, y: Float[Array, " n"], *, by: Labels | None = None) -> Levels:
-    """The levels of the ends of central intervals, by the levels of targets that the model was not fitted to.
+    """Learn the levels of the ends of central intervals from the levels of held-out targets.
 
     Args:
         x: inputs [n, d], or a data frame.
@@ -79,6 +80,7 @@ def recalibrated_levels(x: Table, base: Distribution, y: Float[Array, " n"], *, 
     """
     groups, number = Groups.of(x, base, by, len(y))
     level = np.asarray(base.cdf(y), float)
+    # s = |2 F(y) - 1|, sorted within each group
     scores = [np.sort(abs(2 * level[number == k] - 1)) for k in range(groups.count)]
     most = 1 - 2 * float(np.finfo(np.asarray(y).dtype).eps)
     numbers = tuple((len(each), int((each < most).sum())) for each in scores)
@@ -87,14 +89,20 @@ def recalibrated_levels(x: Table, base: Distribution, y: Float[Array, " n"], *, 
 
 
 def table_of(scores: Float[np.ndarray, " n"]) -> Float[np.ndarray, " m"]:
-    """The levels of ends at confidence levels j / (n + 1), on both sides of 1/2 [2 n + 1], of the sorted scores.
+    """The levels of interval ends at the confidence levels j / (n + 1), on both sides of 1/2 [2 n + 1].
 
-    At j / (n + 1) >= 1/2 it is the score of rank j + 1. So between two of these levels it is never too small.
+    At j / (n + 1) >= 1/2 the ends are at the score of rank j + 1. So the interval between two of these levels is never
+    too small.
+
+    Args:
+        scores: the sorted scores [n].
     """
     rank = np.arange(1, len(scores) + 1)
     shift = np.minimum(rank / (len(scores) + 1) / _FROM, 1)
-    # Beyond all scores it is as far from the last one as that from the one before, and no level is 0 or 1.
+    # Beyond the last score s_n the last difference is repeated: min(2 s_n - s_(n-1), (1 + s_n) / 2). No level is then 0
+    # or 1.
     last, before = scores[-1], scores[-2] if len(scores) > 1 else 0.0
     beyond = min(2 * last - before, (1 + last) / 2)
     reach = np.interp(rank + shift, np.arange(len(scores) + 2), [0.0, *scores, beyond])
+    # levels (1 - s) / 2 and (1 + s) / 2
     return np.concatenate([(1 - reach[::-1]) / 2, [0.5], (1 + reach) / 2])

@@ -1,7 +1,7 @@
-"""Where the errors come from that the last step of a pipeline is fitted to: `Folds`, `Split`, `CVPlus`, `Prefit`.
+"""The errors to which the last step of a pipeline is fitted: `Folds`, `Split`, `CVPlus`, `Prefit`.
 
-A method divides the rows: into folds, whose models predict what they were not fitted to, and these predictions into
-parts, so that the last step is scored on rows that it was not fitted to.
+A method divides the rows into folds. The model of each fold predicts held-out rows. The method divides these
+predictions into parts, so that the last step is scored on rows that it was not fitted to.
 """
 
 import abc
@@ -15,13 +15,13 @@ from jaxtyping import ArrayLike, PRNGKeyArray
 from jaxcal import _checks, _random
 from jaxcal.pipeline.folds import Fold, as_folds, as_labels, drawn, number_for
 
-# From so many rows on, a part of this size is enough to calibrate by. As many rows are enough to combine predictors by.
-# Then each predictor is fitted twice in place of six times.
+# From `MANY_ROWS` rows on, `SET_ASIDE` rows are enough to calibrate a pipeline. The same number is enough to combine
+# predictors. Each predictor is then fitted twice in place of six times.
 MANY_ROWS, SET_ASIDE = 10_000, 2_000
-# Where a time limit leaves time for it.
+# The number of folds if a time limit leaves time for them.
 FOLDS_WITH_TIME = 10
 
-# Random keys: of what is drawn once, and of folds.
+# Two random keys: for a single draw, and for folds.
 Keys = tuple[PRNGKeyArray, PRNGKeyArray]
 
 
@@ -30,9 +30,10 @@ class Division(NamedTuple):
 
     Attributes:
         folds: a model is fitted to the training rows of each, and predicts those that it holds out.
-        parts: what is held out, in parts, as the places among all that is: one part a fold, or those of a single one.
-        predicts: which models predict new rows: "all_rows", one that is fitted to all of them, too; "fold", the only
-            one; or "folds", all together.
+        parts: the held-out rows in parts, as places among all held-out rows. Each fold is a part; a single fold has
+            several parts.
+        predicts: which models predict new rows. The value "all_rows" means a model that is fitted to all rows, and
+            "fold" means the only model. The value "folds" means all models together.
     """
 
     folds: list[Fold]
@@ -50,10 +51,11 @@ class Method(abc.ABC):
     """How the rows are divided; its kinds are `Folds`, `Split`, `CVPlus` and `Prefit`.
 
     Attributes:
-        folds: the number of folds. None: 10 of at most 500 rows, where the errors of models fitted to fewer rows are
-            too large, and 5 of more. Of `Folds` and `Prefit` also the numbers of the rows of each fold, which hold
-            every row once. Or pairs of training rows and held-out rows, as the splitters of scikit-learn give them,
-            that hold out every row once at most. No step is calibrated by a row that is never held out.
+        folds: the number of folds. None means 10 folds for at most 500 rows, and 5 folds for more. With few rows,
+            models of five folds have errors that are too large. `Folds` and `Prefit` also take the row numbers of each
+            fold, which hold every row once. Or they take pairs of training rows and held-out rows, as the splitters of
+            scikit-learn give them. Pairs hold out every row at most once. No step is calibrated by a row that is never
+            held out.
         groups: labels [n]: rows of one group stay in one fold, or on one side of the split.
     """
 
@@ -68,34 +70,34 @@ class Method(abc.ABC):
         """The rows of each fold.
 
         Args:
-            num_rows: how many there are.
-            keys: of what is drawn once, and of folds.
+            num_rows: the number of rows.
+            keys: the random keys of a single draw, and of folds.
 
         Raises:
-            ValueError: if there are fewer rows or groups than folds; if given folds hold out a row several times, or
+            ValueError: if there are fewer rows or groups than folds. Also if given folds hold out a row several times,
                 train on a row that they hold out, or come with groups.
         """
 
     def has_usual_folds(self, num_rows: int) -> bool:
-        """Whether there may be more folds at random: nobody asked for a number, and the rows are not too many."""
+        """Whether there may be more random folds: no number was given, and there are not too many rows."""
         is_usual = self.folds is None and self.groups is None and number_for(None, num_rows) < FOLDS_WITH_TIME
         return is_usual and num_rows < MANY_ROWS // 2
 
     @property
     def number(self) -> int | None:
-        """The number of folds, where that was given."""
-        given: Any = self.folds
-        return None if isinstance(given, Iterable) else given
+        """The number of folds, if it was given."""
+        folds: Any = self.folds
+        return None if isinstance(folds, Iterable) else folds
 
     def labels(self, num_rows: int) -> np.ndarray | None:
         """The labels of the groups, if there are any."""
         return as_labels(self.groups, num_rows)
 
     def checked(self, num_rows: int) -> "Method":
-        """The same with the rows of given folds, checked.
+        """The same method with checked folds, if folds of rows were given.
 
         Raises:
-            ValueError: as `divide`.
+            ValueError: as of `divide`.
         """
         self.labels(num_rows)
         if hasattr(self.folds, "split") and not isinstance(self.folds, str):
@@ -104,36 +106,36 @@ class Method(abc.ABC):
             )
         if not isinstance(self.folds, Iterable):
             return self
-        given = list(self.folds)
+        folds = list(self.folds)
         if not self.takes_rows:
             raise ValueError(
-                f"method={self.name!r} draws its folds itself: give their number; got {len(given)} lists of rows."
+                f"method={self.name!r} draws its folds itself: give their number; got {len(folds)} lists of rows."
             )
         _checks.check_alone("folds says which rows stay together", groups=self.groups)
-        return dataclasses.replace(self, folds=as_folds("folds", given, num_rows))
+        return dataclasses.replace(self, folds=as_folds("folds", folds, num_rows))
 
 
 class Folds(Method):
     """Predictor and calibrators are fitted once without each fold, and then to all rows.
 
-    No guarantee follows: the model that predicts has made none of the errors. What was measured is told.
+    No guarantee follows, since the model that predicts made none of the errors. The measured coverage is reported.
     """
 
     name = "folds"
 
     def divide(self, num_rows: int, keys: Keys) -> Division:
-        """Folds at random, or those that were given."""
+        """Random folds, or the folds that were given."""
         return _divided(self, num_rows, keys[1], "all_rows")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Split(Method):
-    """A fraction of the rows is set aside for the last step, whose guarantee holds, if it gives one.
+    """A fraction of the rows is set aside for the last step, so that its guarantee holds, if it gives one.
 
     Attributes:
-        fraction: of the rows that are set aside; of fewer than 9 no interval of 90 % can be guaranteed, and it is
-            infinite.
-        folds: the number of parts by which the last step is scored; None as of `Folds`.
+        fraction: the fraction of the rows that is set aside. With fewer than 9 rows set aside, no 90 % interval can be
+            guaranteed, and the interval is infinite.
+        folds: the number of parts by which the last step is scored; None means the same numbers as for `Folds`.
         groups: labels [n]: rows of one group stay on one side.
     """
 
@@ -143,7 +145,7 @@ class Split(Method):
     takes_rows = False
 
     def divide(self, num_rows: int, keys: Keys) -> Division:
-        """A fraction of the rows at random, or of the groups, and the rest."""
+        """A random fraction of the rows or of the groups, and the rest."""
         _checks.check_fraction("fraction", self.fraction)
         groups = self.labels(num_rows)
         kinds, label_of = np.unique(np.arange(num_rows) if groups is None else groups, return_inverse=True)
@@ -163,26 +165,26 @@ class Split(Method):
 
 
 class CVPlus(Method):
-    """Predictor and calibrators are fitted without each fold, and kept: the intervals are those of CV+.
+    """Predictor and calibrators are fitted without each fold, and kept: the intervals are intervals of CV+.
 
-    All folds have the same size; the rest, fewer rows than folds, is in the training rows of each. The guarantee is
-    `jaxcal.cross_conformal`'s; with groups there is none.
+    All folds have the same size. The remaining rows, fewer than folds, are training rows of every model. The guarantee
+    is the guarantee of `jaxcal.cross_conformal`. With groups there is no guarantee.
     """
 
     name = "cv+"
     takes_rows = False
 
     def divide(self, num_rows: int, keys: Keys) -> Division:
-        """Folds at random, of one size."""
+        """Random folds of one size."""
         groups = self.labels(num_rows)
         folds = drawn(num_rows, number_for(self.number, num_rows, groups), groups, keys[0], equal=True)
         return Division(folds, _places(folds), "folds")
 
 
 class Prefit(Method):
-    """The predictor is fitted already, to other rows, and all rows are for the steps after it.
+    """The predictor is already fitted to other rows, and all rows are for the steps after it.
 
-    Without calibrators the guarantee of the last step holds; they are fitted without each fold, as with `Folds`.
+    Without calibrators the guarantee of the last step holds. Calibrators are fitted without each fold, as with `Folds`.
     """
 
     name = "prefit"
@@ -195,10 +197,10 @@ class Prefit(Method):
 
 
 def as_method(method: "str | Method", num_rows: int) -> Method:
-    """The method, or of a name the one with its defaults; "auto" is that of folds, and of many rows a split.
+    """The method; a name means its method with the defaults, and "auto" means folds, or a split of many rows.
 
     Raises:
-        ValueError: if there is none of this name.
+        ValueError: if no method has this name.
     """
     if isinstance(method, Method):
         return method
@@ -210,7 +212,7 @@ def as_method(method: "str | Method", num_rows: int) -> Method:
 
 
 def hold_out(num_rows: int, key: PRNGKeyArray) -> Division:
-    """One part of many rows that is held out, in parts; a model fitted to all rows predicts."""
+    """One fold of at least `SET_ASIDE` rows, in parts; a model that is fitted to all rows predicts new rows."""
     order_key, parts_key = _random.split(key)
     fold = drawn(num_rows, num_rows // SET_ASIDE, None, order_key)[0]
     fold = fold._replace(training=np.sort(fold.training))
@@ -218,7 +220,7 @@ def hold_out(num_rows: int, key: PRNGKeyArray) -> Division:
 
 
 def _divided(method: Method, num_rows: int, key: PRNGKeyArray, predicts: str) -> Division:
-    """By folds at random, or by those that were given; what a single one holds out is divided at random."""
+    """The division by random or given folds; the held-out rows of a single fold are divided at random."""
     groups = method.labels(num_rows)
     if isinstance(method.folds, list):
         folds = method.folds
@@ -231,6 +233,6 @@ def _divided(method: Method, num_rows: int, key: PRNGKeyArray, predicts: str) ->
 
 
 def _places(folds: list[Fold]) -> list[np.ndarray]:
-    """Those of each fold, among all that are held out."""
+    """The places of the rows of each fold, among all held-out rows."""
     sizes = [len(fold.held_out) for fold in folds]
     return np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])

@@ -1,4 +1,4 @@
-"""Predictions of data points by models that were fitted without them: the one loop over folds."""
+"""Predictions of data points by models that were fitted without them: the only loop over folds."""
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -25,8 +25,8 @@ from jaxcal.pipeline.folds import Fold, as_labels, drawn
 from jaxcal.pipeline.side_by_side import in_threads, one_by_one, share_nothing
 from jaxcal.pipeline.steps import as_prediction, as_table_and_targets, columns_of, with_columns
 
-# What a warning of one of several fits is about.
-WITHOUT_A_FOLD = "in a fit without a fold, which counts its rows anew"
+# The fit that a merged warning is about.
+WITHOUT_A_FOLD = "in a fit without a fold, whose rows are numbered anew"
 
 
 def out_of_fold(
@@ -39,34 +39,37 @@ def out_of_fold(
     folds: int = 5,
     groups: ArrayLike | None = None,
 ) -> Distribution:
-    """Predict every data point by a model that was fitted to the other folds, so that none is set aside.
+    """Predict every data point by a model that was fitted to the other folds, so that no data point is set aside.
 
-    A calibrator fitted to them corrects the model that is fitted to all data points, `fit(x, y, key=key)`. That model's
-    errors on new ones are a little smaller than those out of fold, its errors on its own very much smaller. No coverage
-    guarantee follows from them, since the model that will predict is another one: `conformal` and `crude` refuse it.
-    They know these predictions by `is_out_of_fold`, not a distribution that is made anew from their means and stds.
+    A calibrator that is fitted to these predictions corrects the model that is fitted to all data points,
+    `fit(x, y, key=key)`. On new data points, the errors of that model are a little smaller than the out-of-fold errors.
+    On its training points, its errors are very much smaller. No coverage guarantee follows from out-of-fold
+    predictions, since another model will predict: `conformal` and `crude` refuse to give a guarantee. These calibrators
+    recognize the predictions by `is_out_of_fold`. They do not recognize a distribution that is made anew from the means
+    and stds.
 
-    `jaxcal.pipeline` does all of this in one call.
+    `jaxcal.pipeline` does all this in one call.
 
     Args:
-        fit: `fit(x, y, key=key)` gives a function of inputs whose value is a Distribution or an array of means: any
-            predictor of jaxcal with its options as a `functools.partial`, or a few lines around somebody else's.
-        x: inputs [n, d], or a data frame, which is handed on as it is; a vector [n] is one column.
+        fit: `fit(x, y, key=key)` gives a function of inputs whose value is a Distribution or an array of means. It may
+            be any predictor of jaxcal, with its options as a `functools.partial`, or a few lines around a model of
+            another package.
+        x: inputs [n, d], or a data frame, which is passed on as it is; a vector [n] is one column.
         y: targets [n].
         key: random key of the folds, and of the fits.
-        categorical: the columns of x whose values have no order, for a `fit` that takes that.
-        folds: number of folds, whose sizes differ by one at most; so many models are fitted, each to equally many data
-            points, so that nothing compiles anew.
+        categorical: the columns of x whose values have no order, for a `fit` that takes this argument.
+        folds: number of folds, and of models. The sizes of folds differ by one at most. All models are fitted to
+            equally many data points, so that nothing compiles again.
         groups: labels [n], of numbers or strings: data points of one group stay in one fold. Folds then differ in size.
 
     Returns:
-        the predictions of all data points, in their order; a `Point` where the model gives means, `Concatenated` where
-        the rows of a fold share something.
+        the predictions of all data points, in their order. They are a `Point` if the model gives means, and
+        `Concatenated` if the rows of a fold share something.
 
     Raises:
         TypeError: if key is no random key.
-        ValueError: if x or y is empty or of the wrong shape, there are fewer data points or groups than folds, or folds
-            is less than 2.
+        ValueError: if x or y is empty or of the wrong shape. Also if there are fewer data points or groups than folds,
+            or folds is less than 2.
 
     Example:
         >>> import jax, numpy as np, jaxcal as jc
@@ -104,34 +107,34 @@ def models_of_folds(
     deadline: float | None = None,
     told: progress.Work | None = None,
 ) -> tuple[list[Callable], list[Any]]:
-    """For each fold a model that is fitted to its training rows, and what that predicts of the others.
+    """For each fold, a model that is fitted to its training rows, and its predictions of the held-out rows.
 
-    On an accelerator the models are fitted in one `vmap`, where that can be done.
+    On an accelerator the models are fitted in one `vmap`, if possible.
 
     Args:
         fit: `fit(*inputs, *targets, key=key)` gives a function of inputs.
-        inputs: tables, or predictions, of all rows; None for what is not there.
-        targets: y, and weights if there are some.
-        folds: which rows.
-        keys: of the fits.
-        predict: of a model and inputs, what it predicts.
-        about: what warnings of the fits are about, a clause; None where somebody else makes one of them.
+        inputs: tables or predictions of all rows; None for a table that is missing.
+        targets: y, and the weights if there are any.
+        folds: the training rows and the held-out rows of each fit.
+        keys: the random keys of the fits.
+        predict: `predict(model, *inputs)` gives the predictions of a model.
+        about: a clause that says what the warnings of the fits are about; None if the caller merges the warnings.
         share_nothing: whether several fits may run at once, as of `side_by_side.share_nothing`.
-        begin: of the first model, `fit` for the other folds, which may share a choice with it.
-        deadline: of `time.monotonic`.
-        told: the work that these fits are steps of; None for one of their own.
+        begin: `begin(model)` gives the `fit` of the other folds, which may share a choice with the first model.
+        deadline: in the time of `time.monotonic`; None for no deadline.
+        told: the work that these fits are steps of; None for a work of their own.
 
     Raises:
         OutOfTime: if the deadline passes.
     """
     with nullcontext() if about is None else one_warning(about, in_threads=share_nothing):
         work = _Work(fit, predict, inputs, targets, folds, keys, share_nothing, begin, deadline, told)
-        found = _of_a_vmap(work) if jax.default_backend() != "cpu" else None
-        return _one_each(work) if found is None else found
+        stacked = _of_a_vmap(work) if jax.default_backend() != "cpu" else None
+        return _one_each(work) if stacked is None else stacked
 
 
 class _Work(NamedTuple):
-    """What `models_of_folds` was given."""
+    """The arguments of `models_of_folds`."""
 
     fit: Callable
     predict: Callable
@@ -146,7 +149,7 @@ class _Work(NamedTuple):
 
 
 def _one_each(work: _Work) -> tuple[list[Callable], list[Any]]:
-    """A fit for every fold, in threads where that is known to change nothing."""
+    """A fit for every fold, in threads if they are known to change nothing."""
 
     def one(fold_and_key: tuple[Fold, PRNGKeyArray], fit: Callable) -> tuple[Callable, Any]:
         fold, key = fold_and_key
@@ -154,34 +157,35 @@ def _one_each(work: _Work) -> tuple[list[Callable], list[Any]]:
         model = _fitted(fit, tables, tables[len(work.inputs)], key)
         return model, work.predict(model, *take_rows(fold.held_out, *work.inputs))
 
-    folds, fit, found = list(zip(work.folds, work.keys, strict=True)), work.fit, []
+    folds, fit, results = list(zip(work.folds, work.keys, strict=True)), work.fit, []
     call_all = in_threads if work.share_nothing else one_by_one
     own = progress.work("cross-validation: models", len(folds), work.targets)
     with own if work.told is None else nullcontext(work.told) as told:
         if work.begin is not None:
-            found += call_all(partial(one, fit=fit), folds[:1], told.advance, work.deadline)
-            fit = work.begin(found[0][0])
-        found += call_all(partial(one, fit=fit), folds[len(found) :], told.advance, work.deadline)
-    return [model for model, _ in found], [prediction for _, prediction in found]
+            results += call_all(partial(one, fit=fit), folds[:1], told.advance, work.deadline)
+            fit = work.begin(results[0][0])
+        results += call_all(partial(one, fit=fit), folds[len(results) :], told.advance, work.deadline)
+    return [model for model, _ in results], [prediction for _, prediction in results]
 
 
 def _fitted(fit: Callable, tables: tuple[Any, ...], y: Array, key: PRNGKeyArray) -> Callable:
-    """A model of training rows; an error says where their y is constant, as that of a fold may be."""
+    """A model of training rows; an error says if their targets are constant, as the targets of a fold may be."""
     try:
         return _checks.as_model(fit, fit(*tables, key=key))
     except ValueError as error:
         if len(y) and not _checks.is_traced(y) and np.ptp(np.asarray(y)) == 0:
             raise ValueError(
-                f"the {len(y)} training rows of a fold have one target alone, {y[0]:g}: give other folds. {error}"
+                f"the {len(y)} training rows of a fold all have the target {y[0]:g}: give other folds. {error}"
             ) from error
         raise
 
 
 def _of_a_vmap(work: _Work) -> tuple[list[Callable], list[Any]] | None:
-    """The same from one `vmap` of the fits; None where the fits must run one after another.
+    """The same from one `vmap` of the fits; None if the fits must run one after another.
 
-    That is where training parts differ in size, `fit` reads values or memory does not suffice; and where something went
-    wrong, since inside a transformation nothing is raised: one after another, they say what.
+    The value is None if training parts differ in size, `fit` reads values, or memory does not suffice. It is also None
+    if a result is not sound, since nothing is raised inside a transformation. Fits that run one after another raise the
+    error.
     """
     fit, predict, inputs, targets, folds, keys, *_ = work
     tables, number = (*inputs, *targets), len(folds)
@@ -196,14 +200,14 @@ def _of_a_vmap(work: _Work) -> tuple[list[Callable], list[Any]] | None:
         model_of = lambda k: eqx.combine(jax.tree.map(lambda leaf: leaf[k], arrays), rest)
         models = [model_of(k) for k in range(number)]
         rows_of = lambda fold: take_rows(fold.held_out, *inputs)
-        found = [predict(model, *rows_of(fold)) for model, fold in zip(models, folds, strict=True)]
-    except (TypeError, IndexError, jax.errors.JaxRuntimeError):  # the first two are those of values in a trace
+        predictions = [predict(model, *rows_of(fold)) for model, fold in zip(models, folds, strict=True)]
+    except (TypeError, IndexError, jax.errors.JaxRuntimeError):  # the first two: values in a trace
         return None
-    return (models, found) if _is_sound(stacked, found) else None
+    return (models, predictions) if _is_sound(stacked, predictions) else None
 
 
 def _is_sound(models: Any, predictions: Any) -> bool:
-    """Whether every optimization ended with a number, and there are predictions of numbers."""
+    """Whether every optimization ended with a finite number, and no prediction is NaN."""
     is_code = lambda path: getattr(path[-1], "name", "") == "result" if path else False
     codes = [leaf for path, leaf in jax.tree_util.tree_leaves_with_path(models) if is_code(path)]
     numbers = [leaf for leaf in jax.tree.leaves(predictions) if eqx.is_inexact_array(leaf)]
@@ -213,9 +217,9 @@ def _is_sound(models: Any, predictions: Any) -> bool:
 
 @contextmanager
 def one_warning(about: str, *, in_threads: bool = False) -> Iterator[None]:
-    """One warning in place of those of a kind that come inside: what they are about, the first, and how many.
+    """Merge the warnings of each category into one: what they are about, the first message, and the number of others.
 
-    Those of threads come in any order: the first is then that of the alphabet.
+    Warnings of threads come in any order: the first message is then the first in alphabetical order.
     """
     with warnings.catch_warnings(record=True) as caught:
         yield
@@ -227,7 +231,7 @@ def one_warning(about: str, *, in_threads: bool = False) -> Iterator[None]:
 
 
 def joined(parts: Sequence[Any], rows: Sequence[np.ndarray]) -> Distribution:
-    """The predictions of several models in the order of the rows' numbers.
+    """The predictions of several models, in the order of the row numbers.
 
     Raises:
         ValueError: if a part does not predict as many rows as there are numbers.
@@ -238,7 +242,7 @@ def joined(parts: Sequence[Any], rows: Sequence[np.ndarray]) -> Distribution:
 
 
 def take_rows(rows: Int[ArrayLike, " k"], *tables: Any) -> tuple[Any, ...]:
-    """The rows of these numbers of every table, or predictions; None of None."""
+    """The rows with these numbers, of every table or prediction; None stays None."""
     return tuple(_taken(rows, table) for table in tables)
 
 
@@ -250,7 +254,7 @@ def _taken(rows: Int[ArrayLike, " k"], table: Any) -> Any:
     is_of_keys = jnp.issubdtype(table.dtype, jax.dtypes.prng_key)
     if is_of_keys or not can_be_filled(table, rows):
         return _take_rows(rows, table)
-    return in_jax(np.asarray(table)[np.asarray(rows)])  # another number of rows needs no program
+    return in_jax(np.asarray(table)[np.asarray(rows)])  # NumPy needs no program for another number of rows
 
 
 @jax.jit

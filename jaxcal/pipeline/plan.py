@@ -33,20 +33,20 @@ from jaxcal.pipeline.steps import (
     with_weights,
 )
 
-# What warnings are about.
-_SET_ASIDE = "in the fit to the rows that are not set aside, which counts them anew"
+# The fits that merged warnings are about.
+_SET_ASIDE = "in the fit to the rows that are not set aside, which are numbered anew"
 _LAST_STEP = "in the last step, which is fitted without each fold as well"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How a pipeline is fitted, whatever its predictor and calibrators; arguments as of `fit`, checked.
+    """How a pipeline is fitted, for any predictor and calibrators; other attributes are checked arguments of `fit`.
 
     Attributes:
-        division: of the rows.
-        learns: whether the errors of predictors are learned before the last step, also those of one alone.
-        keys: of the last step, of the chain that predicts, and of the folds.
-        deadline: of `time.monotonic`, for the fits to folds; None for as long as they take.
+        division: the division of the rows.
+        learns: whether errors are learned before the last step, also the errors of a single predictor.
+        keys: the random keys of the last step, of the chain that predicts, and of the folds.
+        deadline: the end of the fits to folds, in the time of `time.monotonic`; None for no deadline.
     """
 
     method: Method
@@ -61,17 +61,18 @@ class Plan:
 
     @property
     def is_out_of_fold(self) -> bool:
-        """Whether another model predicts new rows than those that made the errors."""
+        """Whether the errors are out of fold: new rows are not predicted by the single model that made them."""
         return self.division.predicts != "fold"
 
     @property
     def shares_inference(self) -> bool:
-        """Whether processes are fitted by the inference that was taken without the first fold.
+        """Whether Gaussian processes use the inference that the fit without the first fold chose.
 
-        So errors out of fold are those of the inference that predicts. An exact one may be too expensive for all rows,
-        and then these choose anew. Of CV+ each model knows nothing of the rows
-        that it predicts. Nothing else is shared. When all searches began at one optimum, errors out of fold did not
-        show that a fit may end at another one: 90 % intervals of election covered 66 %.
+        Out-of-fold errors are then errors of the inference that predicts. Exact inference may be too expensive for all
+        rows: the fit to all rows then chooses again. With CV+ no inference is shared, since a model must know nothing
+        of the rows that it predicts. Nothing but the inference is shared. When all searches began at the same optimum,
+        out-of-fold errors did not show that a fit may end at another optimum. On election, 90 % intervals covered 66 %
+        then.
         """
         return self.division.predicts == "all_rows"
 
@@ -81,18 +82,18 @@ class Plan:
         return partial(with_key, self.by.told(step), key=self.keys[0])
 
 
-# The models of some folds, and for every fold what each step predicts of the rows that it holds out.
+# The models of some folds, and for every fold the predictions of its held-out rows after each step.
 Models = tuple[list[Callable], list[Any]]
 
 
 class Held(NamedTuple):
-    """What a pipeline predicts of rows that its models were not fitted to.
+    """The held-out predictions of a pipeline.
 
     Attributes:
         steps: the predictions after each step.
-        last: the last step, fitted to those before; None where there is none, and with "cv+".
-        chain: of a single fold, or of all folds together; None where one fitted to all rows predicts.
-        like: what was taken without the first fold, for that one; None where it takes its own.
+        last: the last step, fitted to the predictions before it; None if there is none, and with "cv+".
+        chain: the chain of a single fold, or of all folds together; None if a chain fitted to all rows predicts.
+        like: the inferences that the fit without the first fold chose, for that chain; None if it chooses its own.
     """
 
     steps: tuple[Step, ...]
@@ -109,7 +110,7 @@ def fit_one(
     plan: Plan,
     held: Held | None = None,
 ) -> Pipeline:
-    """The pipeline of one predictor; `held` is what it predicts of held-out rows, if that is known."""
+    """The pipeline of one predictor; `held` is its held-out predictions, if they are known."""
     if held is None:
         held = held_of(x, y, predictor, calibrators, plan, models(x, y, predictor, calibrators, plan, slice(None)))
     chain = held.chain
@@ -121,7 +122,7 @@ def fit_one(
 def pipeline_of(
     x: Table, chain: Any, last: Callable | None, steps: tuple[Step, ...], plan: Plan, recipe: Recipe | None
 ) -> Pipeline:
-    """The pipeline of these fitted parts, without others that were tried."""
+    """The pipeline of these fitted parts, without other candidates."""
     return Pipeline(
         chain,
         last,
@@ -138,7 +139,7 @@ def pipeline_of(
 
 
 def taken_of(chain: Any) -> tuple[Taken | None, ...]:
-    """By which inferences the processes of a chain were fitted."""
+    """The inferences by which the processes of a chain were fitted; None for a step without a process."""
     return tuple(Taken.of(step) for step in (chain.predictor, *chain.calibrators))
 
 
@@ -164,7 +165,7 @@ def models(
     *,
     warns: bool = True,
 ) -> Models:
-    """The models of some of the folds, and what they predict.
+    """The models of some of the folds, and their held-out predictions.
 
     Args:
         x: inputs [n, d], or a data frame.
@@ -172,10 +173,10 @@ def models(
         predictor: the first step.
         calibrators: those after it.
         plan: how a pipeline is fitted.
-        some: of the folds.
-        like: what was taken without another fold.
+        some: which of the folds.
+        like: the inferences that the fit without another fold chose.
         told: the work that these fits are steps of.
-        warns: whether warnings of the fits become one; not in a thread, where they cannot be caught.
+        warns: whether the warnings of the fits are merged into one; not in a thread, where they cannot be caught.
     """
     (_, chain_key, folds_key), folds = plan.keys, plan.division.folds
     keys = _random.split(folds_key, len(folds)) if plan.is_out_of_fold else [chain_key]
@@ -201,7 +202,7 @@ def models(
 def held_of(
     x: Table, y: Float[Array, " n"], predictor: Any, calibrators: Sequence[Callable], plan: Plan, models: Models
 ) -> Held:
-    """What the models of all folds predict, after each step, and after the last."""
+    """The held-out predictions of the models of all folds, after each step and after the last step."""
     (chains, blocks), division = models, plan.division
     chain: Any = None if division.predicts == "all_rows" else chains[0]
     parts = [division.rows[places] for places in division.parts]
@@ -226,20 +227,20 @@ def held_of(
 def last_step(
     x: Table, y: Float[Array, " n"], end: Step, ends: Sequence[Distribution], plan: Plan
 ) -> tuple[Callable, Step]:
-    """The last step, fitted to what those before predict; and as one of the steps, scored on held-out rows.
+    """The last step, fitted to the predictions before it, and its held-out predictions as a step.
 
     Args:
         x: inputs [n, d], or a data frame.
         y: targets [n].
-        end: the step before.
-        ends: its predictions of every part.
+        end: the step before the last step.
+        ends: the predictions of that step for every part.
         plan: how a pipeline is fitted.
     """
     rows, parts = np.asarray(end.rows), [plan.division.rows[places] for places in plan.division.parts]
     with one_warning(_LAST_STEP):
         last = plan.last()(*take_rows(rows, x), end.predictions, end.y, **plan.by.of_rows(rows))
-        found = _recalibrated(plan.last(), x, y, ends, parts, plan.by)
-    return last, step_of(name_of(plan.recalibrate), found, y=y, parts=parts, out_of_fold=plan.is_out_of_fold)
+        predictions = _recalibrated(plan.last(), x, y, ends, parts, plan.by)
+    return last, step_of(name_of(plan.recalibrate), predictions, y=y, parts=parts, out_of_fold=plan.is_out_of_fold)
 
 
 def chain_of(
@@ -249,7 +250,7 @@ def chain_of(
     pair: tuple[Any, Sequence[Callable]],
     like: Sequence[Taken | None] | None,
 ) -> Chain:
-    """Predictor and calibrators that predict new rows: fitted to all, or to those that are not set aside."""
+    """Predictor and calibrators that predict new rows, fitted to all rows that are not set aside."""
     tables = (x, *_targets(y, plan))
     if plan.division.predicts == "fold":
         tables = take_rows(plan.division.folds[0].training, *tables)
@@ -267,9 +268,9 @@ def fit_chain(
     like: Sequence[Taken | None] | None = None,
     key: PRNGKeyArray,
 ) -> Chain:
-    """A predictor and calibrators, each fitted to what the steps before it predict; steps as those of `fit`.
+    """Fit a predictor and calibrators, each calibrator to the predictions of the steps before it; steps as of `fit`.
 
-    `like` is what was taken of other rows: processes are fitted by the same inferences.
+    `like` holds the inferences that a fit to other rows chose: processes are fitted by the same inferences.
     """
     model_key, *keys = _random.split(key, 1 + len(calibrators))
     first, others = (None, None) if like is None else (like[0], like[1:])
@@ -284,17 +285,17 @@ def fit_chain(
 def _recalibrated(
     fit_last: Callable, x: Table, y: Float[Array, " n"], predictions: Sequence, parts: Sequence[np.ndarray], by: Groups
 ) -> list[Distribution]:
-    """What the last step makes of each part, fitted to the others: its scores are of held-out rows, too."""
-    order, found = np.concatenate(parts), []
+    """The predictions of each part after a last step that is fitted to the other parts, and so held out."""
+    order, recalibrated = np.concatenate(parts), []
     places = np.split(np.arange(len(order)), np.cumsum([len(part) for part in parts])[:-1])
-    whole = with_moments(joined(predictions, places))  # joined once, or n folds took time in n^2
+    whole = with_moments(joined(predictions, places))  # joined once: n folds would take time in n^2
     for k, (prediction, part) in enumerate(zip(predictions, parts, strict=True)):
         others = np.delete(np.arange(len(order)), places[k])
         rows = order[others]
         x_others, y_others = take_rows(rows, x, y)
         last = fit_last(x_others, whole[others], y_others, **by.of_rows(rows))
-        found.append(last(*take_rows(part, x), prediction, **by.of_rows(part)))
-    return found
+        recalibrated.append(last(*take_rows(part, x), prediction, **by.of_rows(part)))
+    return recalibrated
 
 
 def step_of(
@@ -305,7 +306,7 @@ def step_of(
     parts: Sequence[np.ndarray],
     out_of_fold: bool,
 ) -> Step:
-    """The predictions of all parts, in the order of the rows."""
+    """The predictions of all parts as a step, in the order of the rows."""
     rows = np.sort(np.concatenate(parts))
     whole, left = joined(predictions, [np.searchsorted(rows, part) for part in parts]), 0
     if out_of_fold:

@@ -1,4 +1,4 @@
-"""The pipeline of predictors that are combined, of the best of several, or of one whose errors are learned."""
+"""Pipelines of several predictors, combined or compared, and of a single predictor whose errors are learned."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -21,12 +21,12 @@ from jaxcal.pipeline.plan import Held, Plan, chain_of, fit_one, last_step, pipel
 from jaxcal.pipeline.side_by_side import in_threads, one_by_one, share_nothing
 from jaxcal.pipeline.steps import name_of
 
-# What the step is called of one alone, and of several.
+# The name of the learned step: for a single predictor, and for several.
 _LEARNED = ("learned errors", "combined")
 
 
 def fit_several(x: Table, y: Float[Array, " n"], choice: Choice, plan: Plan, order_key: PRNGKeyArray) -> Pipeline:
-    """The pipeline of all predictors that have a weight, or of the best, by the CRPS out of fold."""
+    """The pipeline of all predictors that have a weight, or of the best predictor by out-of-fold CRPS."""
     learns = plan.learns or choice.combines
     compared = dataclasses.replace(plan, recalibrate=None) if learns else plan
     rest, targets, inner = without_rows_set_aside(x, y, compared, order_key)
@@ -37,9 +37,9 @@ def fit_several(x: Table, y: Float[Array, " n"], choice: Choice, plan: Plan, ord
         plan = dataclasses.replace(plan, method=inner.method, division=inner.division)
     if not learns:
         return _fit_best(x, y, choice, plan, known)
-    sets = [list(known.found)] if choice.combines else [[k] for k in known.found]
-    found = [_learned(rest, known, numbers, inner) for numbers in sets]
-    best = min(found, key=lambda each: float(each.step.scores.crps) if found[1:] else 0.0)
+    sets = [list(known.held)] if choice.combines else [[k] for k in known.held]
+    learned_of_sets = [_learned(rest, known, numbers, inner) for numbers in sets]
+    best = min(learned_of_sets, key=lambda each: float(each.step.scores.crps) if learned_of_sets[1:] else 0.0)
     if not isinstance(inner.method.folds, list) and inner.method.groups is None:
         warn_of_dependence(take_rows(np.asarray(best.step.rows), rest)[0], best.step)
     if len(choice.pairs) == 1:
@@ -47,27 +47,27 @@ def fit_several(x: Table, y: Float[Array, " n"], choice: Choice, plan: Plan, ord
     elif choice.combines:
         others = tuple(held.steps for held in best.held)
     else:
-        others = tuple((*each.held[0].steps, each.step) for each in found if each is not best)
+        others = tuple((*each.held[0].steps, each.step) for each in learned_of_sets if each is not best)
     return _told(_fit_learned(x, y, choice, plan, best), choice, known, others)
 
 
 def _fit_best(x: Table, y: Float[Array, " n"], choice: Choice, plan: Plan, known: Tried) -> Pipeline:
     """The pipeline with the best CRPS after the last step."""
-    found = known.found
-    best = min(found, key=lambda k: float(found[k].steps[-1].scores.crps))
-    held = None if isinstance(plan.method, Split) else found[best]
-    others = tuple(held.steps for k, held in found.items() if k != best)
+    held_of_pairs = known.held
+    best = min(held_of_pairs, key=lambda k: float(held_of_pairs[k].steps[-1].scores.crps))
+    held = None if isinstance(plan.method, Split) else held_of_pairs[best]
+    others = tuple(held.steps for k, held in held_of_pairs.items() if k != best)
     return _told(fit_one(x, y, *choice.pairs[best], plan, held), choice, known, others)
 
 
 class _Learned(NamedTuple):
-    """What was learned of the errors of predictors out of fold.
+    """The combination of predictors that was learned from their out-of-fold predictions.
 
     Attributes:
-        numbers: of the predictors.
-        held: what each predicts.
-        combined: what makes one distribution of these.
-        step: that distribution.
+        numbers: the numbers of the predictors.
+        held: the held-out predictions of each predictor.
+        combined: makes one distribution of these predictions.
+        step: the out-of-fold distributions of the combination, as a step.
     """
 
     numbers: list[int]
@@ -77,8 +77,8 @@ class _Learned(NamedTuple):
 
 
 def _learned(x: Table, known: Tried, numbers: list[int], plan: Plan) -> _Learned:
-    """What is learned of some predictors; x and plan are those by which they were tried."""
-    held, division = [known.found[k] for k in numbers], plan.division
+    """The combination of some predictors; x and plan are the rows and the plan of their trial."""
+    held, division = [known.held[k] for k in numbers], plan.division
     end = held[0].steps[-1]
     places = [np.searchsorted(np.asarray(end.rows), division.rows[part]) for part in division.parts]
     of_rows = take_rows(np.asarray(end.rows), x)[0]
@@ -88,7 +88,7 @@ def _learned(x: Table, known: Tried, numbers: list[int], plan: Plan) -> _Learned
 
 
 def _fit_learned(x: Table, y: Float[Array, " n"], choice: Choice, plan: Plan, learned: _Learned) -> Pipeline:
-    """The predictors that have a weight fitted to all rows, or to those that are not set aside, and the last step."""
+    """Fit the predictors that have a weight to all rows, except rows that are set aside, and then the last step."""
     combined, division = learned.combined, plan.division
     fits = [(choice.pairs[learned.numbers[k]], learned.held[k].like) for k in combined.kept]
     names = tuple(named(pair) for pair, _ in fits)
@@ -110,20 +110,25 @@ def _fit_learned(x: Table, y: Float[Array, " n"], choice: Choice, plan: Plan, le
 def _of_rows_set_aside(
     x: Table, y: Float[Array, " n"], chain: Combination, pair: tuple[Any, Sequence[Callable]], plan: Plan
 ) -> tuple[list[Step], list[Distribution]]:
-    """What is predicted of the rows that are set aside, after each step of one alone; and of each part, at last."""
+    """The steps that predict the rows set aside, and the last predictions of each part of these rows.
+
+    A single predictor has all its steps. Several predictors have one step, their combination.
+    """
     division, (of_rows,) = plan.division, take_rows(plan.division.rows, x)
     after = [each.after_each_step(of_rows) for each in chain.chains]
     names = [] if chain.of_several else [name_of(step) for step in (pair[0], *pair[1])]
-    found = list(zip(names, after[0], strict=True)) if names else []
-    found.append((_LEARNED[chain.of_several], chain.combiner(of_rows, [predictions[-1] for predictions in after])))
+    predictions_of_steps = list(zip(names, after[0], strict=True)) if names else []
+    predictions_of_steps.append(
+        (_LEARNED[chain.of_several], chain.combiner(of_rows, [predictions[-1] for predictions in after]))
+    )
     parts = [division.rows[part] for part in division.parts]
-    of_parts = [(name, [whole[part] for part in division.parts]) for name, whole in found]
+    of_parts = [(name, [whole[part] for part in division.parts]) for name, whole in predictions_of_steps]
     steps = [step_of(name, ends, y=y, parts=parts, out_of_fold=False) for name, ends in of_parts]
     return steps, of_parts[-1][1]
 
 
 def _fitted_to_all(x: Table, y: Float[Array, " n"], fits: list, plan: Plan) -> tuple[Chain, ...]:
-    """The chains that predict new rows, fitted side by side where they share nothing."""
+    """The chains that predict new rows, fitted in threads if they share nothing."""
     steps = [step for (predictor, calibrators), _ in fits for step in (predictor, *calibrators)]
     call_all: Callable = in_threads if share_nothing(steps) else one_by_one
     fit = partial(chain_of, x, y, plan)
@@ -131,8 +136,8 @@ def _fitted_to_all(x: Table, y: Float[Array, " n"], fits: list, plan: Plan) -> t
 
 
 def _told(fitted: Pipeline, choice: Choice, known: Tried, others: tuple) -> Pipeline:
-    """The pipeline, with what is known of the others."""
-    pairs = (choice.pairs[k] for k in known.found)
+    """The pipeline, with its recipe and with the steps of the other candidates."""
+    pairs = (choice.pairs[k] for k in known.held)
     recipe = Recipe(tuple((each, tuple(calibrators)) for each, calibrators in pairs), choice.combines, choice.folds)
     told = {"dropped": known.dropped, "omitted": known.omitted, "without_weights": choice.without_weights}
     return dataclasses.replace(fitted, others=others, recipe=recipe, **told)

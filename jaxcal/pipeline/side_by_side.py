@@ -1,7 +1,7 @@
-"""Folds side by side: threads, one a core, where the steps are known to share nothing.
+"""Folds in parallel: one thread for each core, if the steps are known to share nothing.
 
 NumPy, LAPACK, XLA and boosted trees let other threads run while they compute. A fit in a thread has one thread of BLAS
-and of OpenMP. Pools that fight for the same cores take a multiple of the time.
+and of OpenMP. Thread pools that compete for the same cores take several times as long.
 """
 
 import contextvars
@@ -25,18 +25,18 @@ from jaxcal.pipeline.steps import Fitted, OfNumbers
 T = TypeVar("T")
 R = TypeVar("R")
 
-# What an option may be code of.
+# The packages whose code an option may be.
 _KNOWN = ("jaxcal", "jax", "jaxlib", "equinox", "optax", "gpjax")
-# Seconds between two looks for Ctrl-C: not every system wakes a waiting thread for it.
+# Seconds between two checks for Ctrl-C: not every system wakes a waiting thread for it.
 _LOOKS = 0.2
 
 
 def share_nothing(steps: Sequence[Any]) -> bool:
     """Whether fits of these steps may run in several threads, with the same results.
 
-    They may where all are functions of jaxcal, or estimators of scikit-learn whose random numbers have a seed. A
-    user's own code may count, write, or draw from one stream of random numbers, also where it is an option of a
-    function of jaxcal.
+    They may if each step is a function of jaxcal, or an estimator of scikit-learn whose random numbers have a seed. A
+    user's own code may count, write, or draw from one stream of random numbers. This also holds if the code is an
+    option of a function of jaxcal.
     """
     return all(map(_shares_nothing, steps))
 
@@ -44,15 +44,15 @@ def share_nothing(steps: Sequence[Any]) -> bool:
 def _shares_nothing(step: Any) -> bool:
     step = step.model if isinstance(step, Fitted | OfNumbers) else step
     if isinstance(step, partial):
-        given = (*step.args, *step.keywords.values())
-        return _shares_nothing(step.func) and all(_is_known(value) for value in given)
+        arguments = (*step.args, *step.keywords.values())
+        return _shares_nothing(step.func) and all(_is_known(value) for value in arguments)
     if hasattr(step, "get_params"):
         return _package(type(step)) == "sklearn" and _has_seeds(step.get_params())
     return hasattr(step, "__name__") and _package(step) == "jaxcal"
 
 
 def _is_known(value: Any) -> bool:
-    """Whether an option of a function is no code of the user's."""
+    """Whether an option of a function is not the user's own code."""
     if isinstance(value, list | tuple):
         return all(map(_is_known, value))
     if isinstance(value, partial) or hasattr(value, "fit"):
@@ -79,28 +79,28 @@ class OutOfTime(TimeoutError):
 def one_by_one(
     function: Callable[[T], R], items: Sequence[T], ended: Callable[[], Any], deadline: float | None = None
 ) -> list[R]:
-    """The function's values of all items; arguments as of `in_threads`. None begins after the deadline."""
-    found = []
+    """The function's values of all items, of which none begins after the deadline; arguments as of `in_threads`."""
+    results = []
     for item in items:
         if deadline is not None and time.monotonic() > deadline:
             raise OutOfTime
-        found.append(function(item))
+        results.append(function(item))
         ended()
-    return found
+    return results
 
 
 def in_threads(
     function: Callable[[T], R], items: Sequence[T], ended: Callable[[], Any], deadline: float | None = None
 ) -> list[R]:
-    """The function's values of all items, in their order; one after the other where threads cannot help.
+    """The function's values of all items, in their order; one after another if threads cannot help.
 
-    Ctrl-C, the deadline, and what one of the calls raises, end all of them.
+    Ctrl-C, the deadline, and an error of one of the calls end all calls.
 
     Args:
-        function: of an item. What it reports as progress is not shown.
-        items: what it is called with.
-        ended: is called after every item, in this thread.
-        deadline: of `time.monotonic`.
+        function: a function of an item. The progress that it reports is not shown.
+        items: the items.
+        ended: a function that is called after every item, in this thread.
+        deadline: in the time of `time.monotonic`; None for no deadline.
 
     Raises:
         OutOfTime: if the deadline passes.
@@ -119,7 +119,7 @@ def in_threads(
                 ended()
         except BaseException:
             work.stop(threads)
-            # Those that were stopped may not have said that they need one thread no more.
+            # Threads that were stopped may still be counted as users of the limit.
             one_thread_of_blas().users = users
             raise
         finally:
@@ -129,7 +129,7 @@ def in_threads(
 
 
 class _Work:
-    """What the threads share: the items, whose turn it is, and what has ended."""
+    """The work that the threads share: the items, the next item, and the items that have ended."""
 
     def __init__(self, function: Callable[[T], R], items: Sequence[T]) -> None:
         self.results: list[Any] = [None] * len(items)
@@ -139,9 +139,10 @@ class _Work:
         self._limits = ThreadpoolController()
 
     def run(self) -> None:
-        """Do items until none is left; in a thread."""
+        """Do items until no item remains; runs in a thread."""
         try:
-            # OpenMP keeps a number for every thread. A training that reports leaves its program, and can be stopped.
+            # OpenMP keeps a limit for every thread. A training that reports progress leaves its program, and can be
+            # stopped.
             with progress.to(_listen), self._limits.limit(limits=1, user_api="openmp"):
                 while (k := self._take()) is not None:
                     self.results[k] = self._function(self._items[k])
@@ -154,7 +155,7 @@ class _Work:
             return next(self._next, None)
 
     def wait(self, deadline: float | None) -> None:
-        """Until an item has ended; raises what it raised, and OutOfTime after the deadline."""
+        """Wait until an item has ended; raises the error of the item, and OutOfTime after the deadline."""
         while True:
             if deadline is not None and time.monotonic() > deadline:
                 raise OutOfTime
@@ -167,7 +168,7 @@ class _Work:
             return
 
     def stop(self, threads: Sequence[threading.Thread]) -> None:
-        """Take no further item, and end those that are at work: each after the call of NumPy or XLA that it is in."""
+        """Take no further item, and end the threads, each after its present call of NumPy or XLA."""
         with self._lock:
             self._next = iter(())
         for thread in threads:
@@ -179,26 +180,29 @@ class _Work:
 
 
 def _listen(_: progress.Progress) -> None:
-    """To reports that nobody is shown."""
+    """Listen to reports that are not shown."""
 
 
 def cores() -> int:
-    """How many cores this process may use. NPROC, which XLA reads, says fewer; OMP_NUM_THREADS, which joblib sets."""
+    """How many cores this process may use.
+
+    Two variables may set a smaller number: NPROC, which XLA reads, and OMP_NUM_THREADS, which joblib sets.
+    """
     available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     asked = [os.environ.get(name, "") for name in ("NPROC", "OMP_NUM_THREADS")]
     return min([available, *(int(number) for number in asked if number.isdigit() and int(number))])
 
 
 def _settings() -> dict[str, Any]:
-    """The settings of JAX and of scikit-learn in this thread, which its caller may have changed here alone."""
+    """The settings of JAX and of scikit-learn in this thread; a caller may have changed them for this thread alone."""
     sklearn = sys.modules.get("sklearn")
     own = {} if sklearn is None else sklearn.get_config()
     return own | {name: getattr(jax.config, name, None) for name in jax.config.values}
 
 
 def _in_a_thread(function: Callable[[], R]) -> R:
-    found: list[R] = []
-    thread = threading.Thread(target=lambda: found.append(function()))
+    results: list[R] = []
+    thread = threading.Thread(target=lambda: results.append(function()))
     thread.start()
     thread.join()
-    return found[0]
+    return results[0]

@@ -1,4 +1,4 @@
-"""What users give to a pipeline: its steps, as functions or as estimators of scikit-learn, and groups of the rows."""
+"""The arguments of a pipeline: its steps, which are functions or estimators of scikit-learn, and groups of rows."""
 
 import copy
 import datetime
@@ -28,9 +28,9 @@ from jaxcal.gp.process import HoldsProcess
 from jaxcal.predictors import _tree_arrays
 
 _INFERENCES = {"exact": Exact, "sparse": Sparse, "nearest": Nearest, "stochastic": Stochastic}
-# Folds differ by a few rows; of more rows the exact process may be too expensive.
+# Folds differ by a few rows. For a larger ratio of rows the exact process may be too expensive.
 _MORE_ROWS = 1.02
-# So many numbers in a table are few for the threads of an estimator.
+# Tables with at most this many numbers are too small for several threads.
 _SMALL_TABLE = 200_000
 
 
@@ -45,12 +45,12 @@ class Estimator(eqx.Module):
             return as_distribution(self.model, x)
 
     def _to_save(self) -> "Estimator":
-        """With the arrays of trees of scikit-learn in their place: `jaxcal.serialization`."""
+        """The estimator with arrays in place of trees of scikit-learn: `jaxcal.serialization`."""
         return Estimator(_tree_arrays.of_means(self.model))
 
 
 class Fitted(eqx.Module):
-    """The fit of a model that is fitted already."""
+    """A fit that returns a model that is already fitted."""
 
     model: Any
 
@@ -60,7 +60,7 @@ class Fitted(eqx.Module):
 
 
 class OfNumbers(eqx.Module):
-    """The fit of an estimator that takes numbers alone, to any inputs: a frame's labels become indicators."""
+    """The fit of an estimator that only takes numbers; labels of a data frame become indicators."""
 
     model: Any
 
@@ -78,7 +78,7 @@ class OfNumbers(eqx.Module):
 
 
 class _WithColumns(eqx.Module):
-    """A model of what columns make of inputs."""
+    """A model of the numbers that `columns` makes of inputs."""
 
     columns: Columns
     model: Callable
@@ -88,10 +88,10 @@ class _WithColumns(eqx.Module):
 
 
 def as_fit(predictor: Any) -> Callable:
-    """The fit function that a predictor is, or has.
+    """The fit function of a predictor, or the predictor if it is a fit function.
 
     Raises:
-        TypeError: if it is neither.
+        TypeError: if the predictor is neither a function nor an object with fit and predict.
     """
     if hasattr(predictor, "fit") and is_model(predictor):
         return partial(_fit_estimator, predictor)
@@ -109,26 +109,26 @@ def _fit_estimator(
 
 
 def _few_threads(estimator: Any, x: Table) -> AbstractContextManager[Any]:
-    """One thread of OpenMP for an estimator of scikit-learn and small tables, where more do not help.
+    """One thread of OpenMP for an estimator of scikit-learn on a small table, where more threads do not help.
 
-    Boosted trees of 824 rows took .08 s with one thread and .25 s with two, beside a busy process.
+    Boosted trees of 824 rows took 0.08 s with one thread, and 0.25 s with two threads beside a busy process.
     """
     is_of_sklearn = type(estimator).__module__.partition(".")[0] == "sklearn"
     return one_thread_for(math.prod(x.shape)) if is_of_sklearn else nullcontext()
 
 
 def one_thread_for(number: int) -> AbstractContextManager[Any]:
-    """One thread of OpenMP for a table of so few numbers."""
+    """One thread of OpenMP for a small table with this number of numbers."""
     return threadpool_limits(1, user_api="openmp") if number <= _SMALL_TABLE else nullcontext()
 
 
-# NumPy and pandas call dates so in their messages.
+# The words for dates in the messages of NumPy and pandas.
 _OF_DATES = re.compile("date|time|period", re.IGNORECASE)
 
 
 @contextmanager
 def _naming_dates(x: Table) -> Iterator[None]:
-    """An error of an estimator that does not take dates names the columns that hold them."""
+    """Let the error of an estimator that takes no dates name the columns that hold dates."""
     try:
         yield
     except TypeError as error:
@@ -156,7 +156,7 @@ def _columns_of_dates(x: Any) -> list[str]:
 
 
 def _unfitted(estimator: Any) -> Any:
-    """A copy, so that the models of different folds do not share what they learn."""
+    """An unfitted copy, so that the models of different folds do not share what they learn."""
     if not hasattr(estimator, "get_params"):
         return copy.deepcopy(estimator)
     from sklearn.base import clone
@@ -168,7 +168,7 @@ def checked(step: Any) -> Callable:
     """The step, if it is a function.
 
     Raises:
-        TypeError: if it is not.
+        TypeError: if the step is not a function.
     """
     if not callable(step):
         name = str(getattr(step, "__name__", type(step).__name__))
@@ -182,18 +182,19 @@ def checked(step: Any) -> Callable:
 def with_key(
     fit: Callable, *arguments: Any, key: PRNGKeyArray, like: "Taken | None" = None, **options: Any
 ) -> Callable:
-    """What a fit function returns, which gets the key if it takes one and has none of its own.
+    """Call a fit function, with the key if it takes a key and has none of its own.
 
     Args:
         fit: the function.
-        arguments: its rows.
+        arguments: the rows to which it is fitted.
         key: random key.
-        like: what it took of other rows. A process is fitted by the same inference: to compare several of many rows
-            takes ten times as long. More rows may be too many for an exact one.
-        options: further ones.
+        like: the inference that a fit to other rows chose. A process is fitted by the same inference, since comparing
+            several inferences takes ten times as long if there are many rows. After an exact inference the fit chooses
+            again if there are more rows, which may be too many.
+        options: further options of the fit.
 
     Raises:
-        TypeError: if it is no function.
+        TypeError: if the fit does not return a function.
     """
     parameters = inspect.signature(fit).parameters
     is_open = lambda name: name in parameters and parameters[name].default in (None, inspect.Parameter.empty)
@@ -205,35 +206,35 @@ def with_key(
 
 
 class Taken(NamedTuple):
-    """By which inference a process was fitted, and to how many points."""
+    """The inference by which a process was fitted, and its number of points."""
 
     inference: str
     number: int
 
     @classmethod
     def of(cls, model: Any) -> "Taken | None":
-        """That of a fitted step; None where it holds no process."""
+        """The inference of a fitted step; None if the step holds no process."""
         if not isinstance(model, HoldsProcess):
             return None
         return cls(model.inference, jax.tree.leaves(model.points)[0].shape[0])
 
     def suits(self, x: Table) -> bool:
-        """Whether other rows can be fitted so: the exact one's cost is cubic."""
+        """Whether other rows can be fitted by this inference: the cost of exact inference is cubic."""
         return self.inference != "exact" or num_rows(x) < _MORE_ROWS * self.number
 
 
 def name_of_weights(fit: Callable) -> str | None:
-    """The name of the argument by which a fit takes weights of rows; None if it takes none."""
+    """The name of the argument by which a fit takes weights of rows; None if it takes no weights."""
     step = fit
     while isinstance(step, partial):
-        if step.func is _fit_estimator:  # which hands them on
+        if step.func is _fit_estimator:  # which passes the weights on
             return "sample_weight" if _takes_sample_weight(step.args[0].fit) else None
         step = step.func
     return next((name for name in ("sample_weight", "weights") if name in inspect.signature(fit).parameters), None)
 
 
 def _takes_sample_weight(fit: Callable) -> bool:
-    """Whether the method of an estimator takes weights, by name or among others."""
+    """Whether the method of an estimator takes weights, by name or by `**kwargs`."""
     parameters = inspect.signature(fit).parameters
     return "sample_weight" in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
 
@@ -242,7 +243,7 @@ def with_weights(fit: Callable, weights: Float[Array, " n"] | None) -> Callable:
     """A fit of the weighted rows.
 
     Raises:
-        ValueError: if it takes no weights.
+        ValueError: if the fit takes no weights.
     """
     if weights is None:
         return fit
@@ -253,7 +254,7 @@ def with_weights(fit: Callable, weights: Float[Array, " n"] | None) -> Callable:
 
 
 def name_of(step: Any) -> str:
-    """The method that a step is: the module of a function that is called fit, else its own name, or its class's."""
+    """The name of a step: the module of a function called fit, else the name of the function or of the class."""
     step = step.model if isinstance(step, Fitted | OfNumbers) else step
     while isinstance(step, partial):
         step = step.args[0] if step.func is _fit_estimator else step.func
@@ -262,11 +263,11 @@ def name_of(step: Any) -> str:
 
 
 def as_table_and_targets(x: Table, y: Series) -> tuple[Table, Float[Array, " n"]]:
-    """Inputs that are handed on to whatever is fitted, and checked targets.
+    """The inputs as they are passed on to the fits, and the checked targets.
 
     Raises:
-        ValueError: if x or y is empty or of the wrong shape, y is not finite, or x is a frame and y a series of another
-            index.
+        ValueError: if x or y is empty or of the wrong shape, or y is not finite. Also if x is a frame and y is a series
+            with another index.
     """
     check_same_index(x, y)
     x = as_table(x)
@@ -274,18 +275,21 @@ def as_table_and_targets(x: Table, y: Series) -> tuple[Table, Float[Array, " n"]
 
 
 def columns_of(x: Table, categorical: Categorical) -> Categorical:
-    """The columns of a table, for fits to parts of it, which may lack a label; of a full array what is categorical."""
+    """The columns of a table, for fits to parts of it, where a label may be missing.
+
+    For an array without missing values these are the categorical columns.
+    """
     has_missing = not is_frame(x) and np.asarray(x).dtype.kind == "f" and bool(np.isnan(x).any())
     if not (is_frame(x) or has_missing):
         return categorical
     try:
         return Columns.of(x, categorical, missing=has_missing)
-    except ValueError:  # not for these methods; it is raised again by a fit that needs them
+    except ValueError:  # a fit that needs the columns raises it again
         return categorical
 
 
 def with_columns(fit: Callable, columns: Categorical) -> Callable:
-    """A fit that is told which columns are categorical, if it takes that and is not told already."""
+    """The fit with the categorical columns as an argument, if it takes this argument and does not have it yet."""
     if not columns:
         return fit
     parameter = inspect.signature(fit).parameters.get("categorical")
@@ -297,11 +301,11 @@ def with_columns(fit: Callable, columns: Categorical) -> Callable:
 
 
 class Groups(eqx.Module):
-    """Where the last step has its groups from: labels of the rows, or a function of x; made by `Groups.of`.
+    """The source of the last step's groups: labels of the rows, or a function of x; made by `Groups.of`.
 
     Attributes:
         source: "labels", or the function; None without groups.
-        labels: of the rows of the fit [n]; None where the source is a function.
+        labels: the labels of the rows of the fit [n]; None if the source is a function.
     """
 
     source: Any
@@ -309,7 +313,7 @@ class Groups(eqx.Module):
 
     @classmethod
     def of(cls, by: Series | str | Callable | None, num_rows: int) -> "Groups":
-        """Those that `fit` is asked for."""
+        """The groups that the argument `by` of `fit` describes."""
         if by is None or callable(by):
             return cls(by, None)
         if isinstance(by, str):
@@ -317,18 +321,18 @@ class Groups(eqx.Module):
         return cls("labels", _checks.as_labels("by", by, num_rows))
 
     def part(self, rows: np.ndarray) -> "Groups":
-        """Those of some of the rows."""
+        """The groups of some of the rows."""
         return Groups(self.source, None if self.labels is None else self.labels[rows])
 
     def without_labels(self) -> "Groups":
-        """What new rows need of them."""
+        """The source of the groups, which is all that new rows need."""
         return Groups(self.source, None)
 
     def told(self, fit: Callable) -> Callable:
-        """A fit of the last step that knows the function.
+        """The fit of the last step, with the source as its argument if the source is a function.
 
         Raises:
-            ValueError: if it takes no groups.
+            ValueError: if the fit takes no groups.
         """
         if self.source is None:
             return fit
@@ -337,11 +341,11 @@ class Groups(eqx.Module):
         return fit if self.source == "labels" else partial(fit, by=self.source)
 
     def of_rows(self, rows: np.ndarray) -> dict[str, Any]:
-        """What the last step is called with beside x and predictions, for rows of the fit."""
+        """The arguments of the last step after x and predictions, for rows of the fit."""
         return {} if self.labels is None else {"by": self.labels[rows]}
 
     def of_new_rows(self, by: Series | None) -> dict[str, Any]:
-        """The same for new rows.
+        """The arguments of the last step after x and predictions, for new rows.
 
         Raises:
             ValueError: if labels are missing, or the fit had none.

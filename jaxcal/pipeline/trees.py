@@ -1,7 +1,7 @@
-"""Trees of other packages as predictors of means: `boosted_trees`, `extra_trees` and `catboost`.
+"""Trees of other packages as predictors of means: of scikit-learn, CatBoost, LightGBM and XGBoost.
 
-Data frames are taken as numbers, with labels and missing values as indicators. Each fit has one thread, so that folds
-can run side by side.
+Data frames are converted to numbers, with indicators for labels and missing values. Each fit has one thread, so that
+folds can run in parallel.
 """
 
 import importlib.util
@@ -15,23 +15,23 @@ from jaxcal.frames.columns import Categorical
 from jaxcal.frames.layout import Table
 from jaxcal.pipeline.steps import OfNumbers
 
-# Of the rows, or None for equal ones.
+# The weights of the rows; None means equal weights.
 Weights = Float[AnyArray, " n"] | None
-# Above it, trees are grown on histograms: exact splits take too long. The options were chosen on twelve data sets:
-# `benchmarks/results/boosted_trees.txt`.
+# For more rows, trees are grown on histograms, since exact splits take too long. The options were chosen on twelve data
+# sets: `benchmarks/results/boosted_trees.txt`.
 _FEW_ROWS = 5_000
-# Above it, trees are larger, and there are fewer of them.
+# For more rows, trees are larger, and there are fewer of them.
 _MANY_ROWS = 50_000
-# How many trees there are at most, and how many rows all of them are grown on.
+# The largest number of trees, and about the number of rows on which all trees together are grown, at most.
 _MOST_TREES, _MOST_ROWS = 3_000, 200_000_000
 
 
 def boosted_trees(
     x: Table, y: Float[AnyArray, " n"], *, categorical: Categorical = (), sample_weight: Weights = None
 ) -> Callable:
-    """Gradient boosting with small steps, small leaves and random parts of rows and columns (Friedman 2002).
+    """Gradient boosting with small steps, small leaves and random subsets of rows and columns (Friedman 2002).
 
-    More than 5,000 rows are boosted on histograms. Then a tenth of the rows decides how many trees there are.
+    For more than 5,000 rows, trees are grown on histograms, and a tenth of the rows decides how many trees there are.
 
     Raises:
         ImportError: if scikit-learn is missing.
@@ -73,7 +73,7 @@ def _of_many_rows(number: int) -> Any:
 def extra_trees(
     x: Table, y: Float[AnyArray, " n"], *, categorical: Categorical = (), sample_weight: Weights = None
 ) -> Callable:
-    """Extremely randomized trees (Geurts, Ernst and Wehenkel 2006): 400, or of more than 5,000 rows 100.
+    """Extremely randomized trees (Geurts, Ernst and Wehenkel 2006): 400 trees, or 100 for more than 5,000 rows.
 
     Raises:
         ImportError: if scikit-learn is missing.
@@ -92,7 +92,7 @@ def catboost(
     """CatBoost with its defaults.
 
     Raises:
-        ImportError: if it is missing.
+        ImportError: if CatBoost is missing.
     """
     from catboost import CatBoostRegressor  # pyright: ignore[reportMissingImports]
 
@@ -103,10 +103,10 @@ def catboost(
 def lightgbm(
     x: Table, y: Float[AnyArray, " n"], *, categorical: Categorical = (), sample_weight: Weights = None
 ) -> Callable:
-    """LightGBM with small steps, small leaves and random parts of rows and columns.
+    """LightGBM with small steps, small leaves and random subsets of rows and columns.
 
     Raises:
-        ImportError: if it is missing.
+        ImportError: if LightGBM is missing.
     """
     from lightgbm import LGBMRegressor  # pyright: ignore[reportMissingImports]
 
@@ -127,10 +127,10 @@ def lightgbm(
 def xgboost(
     x: Table, y: Float[AnyArray, " n"], *, categorical: Categorical = (), sample_weight: Weights = None
 ) -> Callable:
-    """XGBoost with small steps, small leaves and random parts of rows and columns.
+    """XGBoost with small steps, small leaves and random subsets of rows and columns.
 
     Raises:
-        ImportError: if it is missing.
+        ImportError: if XGBoost is missing.
     """
     from xgboost import XGBRegressor  # pyright: ignore[reportMissingImports]
 
@@ -146,21 +146,21 @@ def xgboost(
     return OfNumbers(model)(x, y, categorical=categorical, sample_weight=sample_weight)
 
 
-# By the names of models.
+# The functions, by the names of their models.
 TREES = {function.__name__: function for function in (boosted_trees, catboost, lightgbm, xgboost, extra_trees)}
-# The package of each, and its module.
+# The package of each model, and the module of the package.
 _PACKAGES = {"catboost": ("catboost",) * 2, "lightgbm": ("lightgbm",) * 2, "xgboost": ("xgboost",) * 2}
 _OF_SKLEARN = ("scikit-learn", "sklearn")
-# What is combined where no models are named. LightGBM and XGBoost beside these add nothing.
+# The trees that are combined if no models are named. LightGBM and XGBoost add nothing to them.
 _BY_DEFAULT = ("boosted_trees", "catboost", "extra_trees")
 
 
 def by_default() -> list[str]:
-    """The trees that are combined where no models are named, and whose packages are installed."""
+    """The trees that are combined if no models are named, as far as their packages are installed."""
     return [name for name in _BY_DEFAULT if missing(name) is None]
 
 
 def missing(name: str) -> str | None:
-    """The package that trees of this name need; None where it is there."""
+    """The package that trees of this name need and that is missing; None if it is installed."""
     package, module = _PACKAGES.get(name, _OF_SKLEARN)
     return package if importlib.util.find_spec(module) is None else None

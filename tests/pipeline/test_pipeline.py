@@ -492,7 +492,7 @@ def test_infinite_errors_of_all_folds_are_one_warning(method, rng):
             ValueError,
             r"folds is a Halves: give the folds that it makes, list\(folds.split",
         ),
-        ({"y": np.eye(30)[3], "predictor": varied}, ValueError, "27 training rows of a fold have one target alone, 0"),
+        ({"y": np.eye(30)[3], "predictor": varied}, ValueError, "27 training rows of a fold all have the target 0"),
         ({"predictor": [(fit_line, ()), (fit_line, ())], "weights": np.ones(30)}, ValueError, "none of the predictors"),
         ({"predictor": None, "method": "prefit"}, ValueError, "need a predictor"),
         ({"predictor": jc.mlp, "method": "prefit"}, TypeError, "did you mean jaxcal.predictors.mlp.fit"),

@@ -272,11 +272,11 @@ def _read_diabetes() -> _Table:
         from sklearn.datasets import load_diabetes
     except ImportError as error:
         raise ImportError("diabetes needs scikit-learn: pip install 'jaxcal[data]'.") from error
-    found: Any = load_diabetes(scaled=False)
+    bunch: Any = load_diabetes(scaled=False)
     return _Table(
-        x=found.data,
-        y=found.target[:, None],
-        feature_names=tuple(found.feature_names),
+        x=bunch.data,
+        y=bunch.target[:, None],
+        feature_names=tuple(bunch.feature_names),
         target_names=("disease_progression_one_year",),
         categorical=(),
     )

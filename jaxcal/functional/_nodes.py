@@ -125,12 +125,12 @@ def over_nodes(kind: str, values: AnyArray, layout: Layout) -> AnyArray:
     """The "max", "min" or "sum" of the values [padded] over the places of every node, [k + 1]."""
     number = layout.size.shape[0]
     if namespace(values) is jnp:
-        of_segments = getattr(jax.ops, f"segment_{kind}")
-        return of_segments(values, layout.node, number, indices_are_sorted=True)
-    of_parts = {"max": np.maximum, "min": np.minimum, "sum": np.add}[kind]
+        reduction = getattr(jax.ops, f"segment_{kind}")
+        return reduction(values, layout.node, number, indices_are_sorted=True)
+    ufunc = {"max": np.maximum, "min": np.minimum, "sum": np.add}[kind]
     nothing = {"max": -np.inf, "min": np.iinfo(np.int32).max, "sum": 0}[kind]
     results, there = np.full(number, nothing, values.dtype), np.unique(layout.node)
-    results[there] = of_parts.reduceat(values, np.searchsorted(layout.node, there))
+    results[there] = ufunc.reduceat(values, np.searchsorted(layout.node, there))
     return results
 
 

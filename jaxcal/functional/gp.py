@@ -229,6 +229,6 @@ def _log_det_and_fit_jvp(primals, tangents):
     inverse = inverse_factor(gram)
     whitened = inverse @ targets
     weights = inverse.T @ whitened
-    by_log_det = jnp.sum(crossproduct(inverse) * gram_dot) / 2
-    by_fit = weights @ targets_dot - jnp.sum(jnp.outer(weights, weights) * gram_dot) / 2
-    return (-half_log_det(inverse), whitened @ whitened / 2), (by_log_det, by_fit)
+    log_det_dot = jnp.sum(crossproduct(inverse) * gram_dot) / 2
+    fit_dot = weights @ targets_dot - jnp.sum(jnp.outer(weights, weights) * gram_dot) / 2
+    return (-half_log_det(inverse), whitened @ whitened / 2), (log_det_dot, fit_dot)

@@ -41,13 +41,13 @@ class Terms(NamedTuple):
         gradient: [p], with respect to the log variance and the log lengthscales of each part, and then to the
             hyperparameters of the diagonal alone.
         information: [p, p], the average information; Gilmour, Thompson & Cullis (1995), eq. 6.
-        by_diagonal: [n], the derivative with respect to every entry of the diagonal.
+        grad_diagonal: [n], the derivative with respect to every entry of the diagonal.
     """
 
     value: float
     gradient: Float[np.ndarray, " p"]
     information: Float[np.ndarray, "p p"]
-    by_diagonal: Float[np.ndarray, " n"]
+    grad_diagonal: Float[np.ndarray, " n"]
 
 
 def likelihood_terms(
@@ -74,7 +74,7 @@ def likelihood_terms(
         >>> rows, y = np.zeros((2, 1)), np.array([1.0, -1.0])
         >>> parts, memory = [Part(rows, 1.0, np.ones(1))], np.empty((2, 2, 2))
         >>> terms = likelihood_terms(parts, np.ones(2), np.zeros((2, 3)), y, memory)
-        >>> print(round(terms.value, 4), terms.by_diagonal.round(4))
+        >>> print(round(terms.value, 4), terms.grad_diagonal.round(4))
         -3.3872 [0.1667 0.1667]
     """
     derivatives = derivatives.astype(targets.dtype)
@@ -90,8 +90,8 @@ def likelihood_terms(
     value = -float(targets.astype(float) @ weights) / 2 - half_log_det - len(targets) * LOG_2PI / 2
 
     # The derivative with respect to G is (a a' - G^-1) / 2; Rasmussen & Williams (2006), eq. 5.9.
-    by_diagonal = (weights**2 - precision) / 2
-    gradient = by_diagonal @ derivatives
+    grad_diagonal = (weights**2 - precision) / 2
+    gradient = grad_diagonal @ derivatives
     products = derivatives * weights[:, None]  # the columns G_i a
     at = 0
     for part, covariance in zip(parts, covariances, strict=True):
@@ -101,7 +101,7 @@ def likelihood_terms(
         at += len(sums)
     # (G_i a)' G^-1 (G_j a) / 2; Gilmour, Thompson & Cullis (1995), eq. 6.
     information = products.T @ (inverse @ products) / 2
-    return Terms(value, gradient, information, by_diagonal)
+    return Terms(value, gradient, information, grad_diagonal)
 
 
 def _factor(
@@ -150,15 +150,15 @@ def _derivatives(
     s = _scaled(part)
     squares, a, ones = s * s, weights[:, None], np.ones_like(s[:, :1])
     gram_products = gram @ np.concatenate([a, s * a, squares * a], axis=1)
-    by_weights, by_rows, by_squares = np.split(gram_products, [1, 1 + s.shape[1]], axis=1)
+    weight_sums, row_sums, square_sums = np.split(gram_products, [1, 1 + s.shape[1]], axis=1)
     np.multiply(inverse, gram, out=gram)
     weighted = gram @ np.concatenate([ones, s], axis=1)
-    total, of_rows = (a * by_weights - weighted[:, :1]) / 2, (a * by_rows - weighted[:, 1:]) / 2
-    sums = 2 * (squares * total - s * of_rows).sum(axis=0)
-    products = squares * by_weights - 2 * s * by_rows + by_squares
+    total, scaled_total = (a * weight_sums - weighted[:, :1]) / 2, (a * row_sums - weighted[:, 1:]) / 2
+    sums = 2 * (squares * total - s * scaled_total).sum(axis=0)
+    products = squares * weight_sums - 2 * s * row_sums + square_sums
     if len(part.lengthscale) < s.shape[1]:  # one for all columns
         sums, products = sums.sum(keepdims=True), products.sum(axis=1, keepdims=True)
-    return np.append(total.sum(), sums), np.concatenate([by_weights, products], axis=1)
+    return np.append(total.sum(), sums), np.concatenate([weight_sums, products], axis=1)
 
 
 def _mirrored(lower: Float[np.ndarray, "n n"]) -> Float[np.ndarray, "n n"]:

@@ -182,22 +182,22 @@ def _crps(
     std = np.sqrt(variance)
     z = error / std
     spread = 2 * np.exp(-(z**2) / 2) / np.sqrt(2 * np.pi) - 1 / np.sqrt(np.pi)
-    by_error, by_variance = 2 * scipy.special.ndtr(z) - 1, spread / (2 * std)
+    grad_error, grad_variance = 2 * scipy.special.ndtr(z) - 1, spread / (2 * std)
     # Where the latent variance is lost in rounding, it is 0 and has no derivative.
-    latent = np.where(solved.variance > 0, by_variance, 0)
+    latent = np.where(solved.variance > 0, grad_variance, 0)
     a, w = solved.shares, solved.weights
-    # The cotangent of G is the product a b', with b = by_error w + latent a; the cotangent of c is `of_cross`.
-    b = by_error[:, None] * w + latent[:, None] * a
-    of_cross = -by_error[:, None] * w - 2 * latent[:, None] * a
-    gradient = by_variance @ noisy.derivatives[rows] + np.tensordot(a * b, noisy.derivatives[few.near], axes=2)
+    # The cotangent of G is the product a b', with b = grad_error w + latent a. The cotangent of c is `cross_cotangent`.
+    b = grad_error[:, None] * w + latent[:, None] * a
+    cross_cotangent = -grad_error[:, None] * w - 2 * latent[:, None] * a
+    gradient = grad_variance @ noisy.derivatives[rows] + np.tensordot(a * b, noisy.derivatives[few.near], axes=2)
     first = 0
     for k, part in enumerate(parts):
-        cross = of_cross * solved.crosses[k]
+        cross = cross_cotangent * solved.crosses[k]
         slopes = _by_part(part, solved.offsets[k], solved.grams[k], a, b, cross)
         slopes[0] += latent.sum() * part.variance
         gradient[first : first + len(slopes)] += slopes
         first += len(slopes)
-    return float((error * by_error + std * spread).sum()), gradient
+    return float((error * grad_error + std * spread).sum()), gradient
 
 
 def _gram(
@@ -228,10 +228,10 @@ def _by_part(
     """
     squares, right = offsets**2, b[..., None]
     products = gram @ np.concatenate([right, offsets * right, squares * right], axis=-1)
-    by_one, by_offsets, by_squares = np.split(products, [1, 1 + offsets.shape[-1]], axis=-1)
+    right_sums, offset_sums, square_sums = np.split(products, [1, 1 + offsets.shape[-1]], axis=-1)
     # sum_l G_kl (s_k - s_l)^2 b_l = s_k^2 (G b)_k - 2 s_k (G s b)_k + (G s^2 b)_k.
-    sums = squares * by_one - 2 * offsets * by_offsets + by_squares
-    by_lengthscale = np.tensordot(a, sums, axes=2) + np.tensordot(cross, squares, axes=2)
+    sums = squares * right_sums - 2 * offsets * offset_sums + square_sums
+    grad_lengthscale = np.tensordot(a, sums, axes=2) + np.tensordot(cross, squares, axes=2)
     if len(part.lengthscale) < offsets.shape[-1]:  # one for all columns
-        by_lengthscale = by_lengthscale.sum(keepdims=True)
-    return np.append((a * by_one[..., 0]).sum() + cross.sum(), by_lengthscale)
+        grad_lengthscale = grad_lengthscale.sum(keepdims=True)
+    return np.append((a * right_sums[..., 0]).sum() + cross.sum(), grad_lengthscale)

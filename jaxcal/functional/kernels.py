@@ -97,8 +97,8 @@ def weighted_squares(
     """
     # sum_ij w_ij (a_i - b_j)^2 = sum_i a_i^2 (w 1)_i + sum_j b_j^2 (w'1)_j - 2 sum_i a_i (w b)_i.
     a, b = _weighted(a, b, weights)
-    by_first, by_second = of_pairs.sum(axis=1)[:, None], of_pairs.sum(axis=0)[:, None]
-    return (a * a * by_first).sum(axis=0) + (b * b * by_second).sum(axis=0) - 2 * (a * (of_pairs @ b)).sum(axis=0)
+    first_sums, second_sums = of_pairs.sum(axis=1)[:, None], of_pairs.sum(axis=0)[:, None]
+    return (a * a * first_sums).sum(axis=0) + (b * b * second_sums).sum(axis=0) - 2 * (a * (of_pairs @ b)).sum(axis=0)
 
 
 @exact_products
@@ -125,8 +125,8 @@ def _by_differences(
     """`_distances`, column by column in the same memory: allocation would take longer than the computation."""
     total = np.zeros((len(a), len(b)), np.result_type(a, b, weights))
     difference = np.empty_like(total)
-    for of_a, of_b, weight in zip(a.T, b.T, weights, strict=True):
-        np.subtract(of_a[:, None], of_b[None], out=difference)
+    for column_a, column_b, weight in zip(a.T, b.T, weights, strict=True):
+        np.subtract(column_a[:, None], column_b[None], out=difference)
         difference *= weight
         total += np.square(difference, out=difference)
     return total
@@ -194,15 +194,15 @@ def squared_exponential_derivatives(
     covariance = squared_exponential(a, a, lengthscale, variance)
     s = (a - jnp.mean(a, axis=0, keepdims=True)) / jnp.reshape(lengthscale, (1, -1))
     squares, w, weighted = s * s, weights[:, None], cotangents * covariance
-    by_weights, by_rows, by_squares = jnp.split(
+    weight_sums, row_sums, square_sums = jnp.split(
         covariance @ jnp.concatenate([w, s * w, squares * w], axis=1), [1, 1 + s.shape[1]], axis=1
     )
-    products = squares * by_weights - 2 * s * by_rows + by_squares
+    products = squares * weight_sums - 2 * s * row_sums + square_sums
     total = jnp.sum(weighted, axis=1, keepdims=True)
     sums = 2 * jnp.sum(squares * total - s * (weighted @ s), axis=0)
     if not jnp.ndim(lengthscale):
         products, sums = jnp.sum(products, axis=1, keepdims=True), jnp.sum(sums, keepdims=True)
-    return jnp.concatenate([jnp.sum(total, keepdims=True)[0], sums]), jnp.concatenate([by_weights, products], axis=1)
+    return jnp.concatenate([jnp.sum(total, keepdims=True)[0], sums]), jnp.concatenate([weight_sums, products], axis=1)
 
 
 def relu_covariance(

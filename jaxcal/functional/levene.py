@@ -328,11 +328,11 @@ def std_ratio(
     """
     residuals = _checks.as_floats("residuals", residuals)
     xp = namespace(residuals, sides)
-    of_sides = [_moments(residuals, xp.equal(sides, side)) for side in (0, 1)]
-    number, std, kurtosis = (xp.stack(parts) for parts in zip(*of_sides, strict=True))
+    side_moments = [_moments(residuals, xp.equal(sides, side)) for side in (0, 1)]
+    number, std, kurtosis = (xp.stack(parts) for parts in zip(*side_moments, strict=True))
     # var(log ratio) = sum of (k - (n - 3) / n) / (4 (n - 1)) over both sides, with the pooled kurtosis k.
-    of_both = (number * kurtosis).sum() / number.sum()
-    variance = ((of_both - (number - 3) / number) / (4 * (number - 1))).sum()
+    pooled_kurtosis = (number * kurtosis).sum() / number.sum()
+    variance = ((pooled_kurtosis - (number - 3) / number) / (4 * (number - 1))).sum()
     log_ratio = xp.log(std[1] / std[0])
     reach = xp.asarray(critical_value, variance.dtype) * xp.sqrt(variance)
     return xp.exp(log_ratio), xp.exp(log_ratio - reach), xp.exp(log_ratio + reach)

@@ -114,8 +114,8 @@ def weighted_mean(values: Float[AnyArray, "..."], weights: Real[ArrayLike, "..."
 
 def fractions_of(weights: Real[ArrayLike, "..."], dtype: DTypeLike) -> Float[AnyArray, "..."]:
     """Weights divided by their sum."""
-    of_rows: AnyArray = namespace(weights).asarray(weights, dtype)
-    return of_rows / of_rows.sum()
+    counts: AnyArray = namespace(weights).asarray(weights, dtype)
+    return counts / counts.sum()
 
 
 def root_sum_squares(a: AnyArray, b: AnyArray) -> AnyArray:

@@ -125,8 +125,8 @@ def _make(
     group, values, weights = jax.lax.sort((group, values, weights), num_keys=2)
     place = jnp.arange(values.shape[0], dtype=jnp.int32)
     is_first, is_last = place == start[group], place == start[group + 1] - 1
-    of_group = partial(jax.ops.segment_sum, segment_ids=group, num_segments=number, indices_are_sorted=True)
-    total = of_group(weights)
+    group_sums = partial(jax.ops.segment_sum, segment_ids=group, num_segments=number, indices_are_sorted=True)
+    total = group_sums(weights)
     center, deviations, spread = moments(values, weights, group, total)
     z = deviations / jnp.where(spread > 0, spread, 1)[group]
     middle = sums_within(weights, is_first) - weights / 2
@@ -150,7 +150,7 @@ def _make(
         spread=spread,
         below=below,
         above=above[::-1],
-        moments=of_group(rise[:, None] * powers(z)[:, 1:]),
+        moments=group_sums(rise[:, None] * powers(z)[:, 1:]),
         density=_density(levels, spread, group, at_ends, first),
     )
 

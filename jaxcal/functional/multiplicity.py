@@ -59,8 +59,8 @@ def miller_siegmund(
     odds = xp.maximum(n / xp.asarray(min_leaf, n.dtype) - 1, 1)
     log_path = xp.log(4 / tail + 2 * (tail - 1 / tail) * xp.log(odds)) - 0.5 * tail**2 - 0.5 * math.log(2 * math.pi)
     log_path = xp.where(b > 1, log_path, 0)[..., None]
-    of_features = xp.where(xp.isneginf(own), own, xp.minimum(own, xp.where(ordered, log_path, np.inf)))
-    bound = xp.minimum(special(own).logsumexp(of_features, -1), 0)
+    feature_bounds = xp.where(xp.isneginf(own), own, xp.minimum(own, xp.where(ordered, log_path, np.inf)))
+    bound = xp.minimum(special(own).logsumexp(feature_bounds, -1), 0)
     return xp.where(xp.isneginf(own).all(-1), 0, bound)
 
 

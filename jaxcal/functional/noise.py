@@ -67,27 +67,27 @@ def student_t_slopes(
 ) -> tuple[Float[np.ndarray, " n"], Float[Any, ""]]:
     """The derivatives of `student_t_bound` with respect to the weights and the degrees of freedom, for NumPy's arrays.
 
-    >>> by_weights, by_df = student_t_slopes(np.array([0.5, 1.0]), np.float64(4.0))
-    >>> print(by_weights, round(by_df, 4))
+    >>> grad_weights, grad_df = student_t_slopes(np.array([0.5, 1.0]), np.float64(4.0))
+    >>> print(grad_weights, round(grad_df, 4))
     [2. 0.] -0.0393
     """
     functions = special(weights, df)
     shape, prior = (df + 1) / 2, df / 2
     gap = functions.digamma(shape) - np.log(shape)
-    by_gap = functions.polygamma(1, shape)
-    by_shape = (prior - 0.5) * (by_gap - 1 / shape) + 1 - 1 / shape + (1 - shape) * by_gap
-    by_prior = np.log(prior) + 1 - functions.digamma(prior) + gap + np.log(weights) - weights
-    return prior * (1 / weights - 1), (by_shape + by_prior).sum() / 2
+    trigamma = functions.polygamma(1, shape)
+    grad_shape = (prior - 0.5) * (trigamma - 1 / shape) + 1 - 1 / shape + (1 - shape) * trigamma
+    grad_prior = np.log(prior) + 1 - functions.digamma(prior) + gap + np.log(weights) - weights
+    return prior * (1 / weights - 1), (grad_shape + grad_prior).sum() / 2
 
 
 def student_t_df(squares: Float[AnyArray, " n"]) -> Float[AnyArray, ""]:
     """The degrees of freedom under which errors of these expected squares, over the noise variance, are most likely."""
     xp, functions = namespace(squares), special(squares)
     dfs = xp.geomspace(LEAST_DF, GREATEST_DF, _NUM_DFS, dtype=squares.dtype)
-    # The log density of a row is `of_one` - (df + 1) / 2 log(1 + e / df), up to a constant.
-    of_one = functions.gammaln((dfs + 1) / 2) - functions.gammaln(dfs / 2) - xp.log(dfs) / 2
-    of_squares = (dfs + 1) / 2 * xp.log1p(squares[None] / dfs[:, None]).sum(axis=1)
-    return dfs[xp.argmax(squares.shape[0] * of_one - of_squares)]
+    # The log density of a row is `log_constants` - (df + 1) / 2 log(1 + e / df), up to a constant.
+    log_constants = functions.gammaln((dfs + 1) / 2) - functions.gammaln(dfs / 2) - xp.log(dfs) / 2
+    square_terms = (dfs + 1) / 2 * xp.log1p(squares[None] / dfs[:, None]).sum(axis=1)
+    return dfs[xp.argmax(squares.shape[0] * log_constants - square_terms)]
 
 
 def student_t_sum(

@@ -264,7 +264,7 @@ def _streamed_sums(arguments):
 
 @exact_products
 def _sums(arguments):
-    covariances, whiten, *of_rows = arguments
+    covariances, whiten, *row_arrays = arguments
 
     def add(sums, chunk):
         rows, targets, precisions = chunk
@@ -273,7 +273,7 @@ def _sums(arguments):
         return (sums[0] + weighted @ root.T, sums[1] + weighted @ targets), None
 
     nothing = namespace(whiten).zeros_like(whiten), namespace(whiten).zeros_like(whiten[0])
-    return scan(add, nothing, _chunks(tuple(of_rows)))[0]
+    return scan(add, nothing, _chunks(tuple(row_arrays)))[0]
 
 
 @_streamed_sums.def_fwd
@@ -300,16 +300,16 @@ def _streamed_sums_bwd(sums, cotangents, perturbed, arguments):
     M has large entries that cancel. In float64 that costs five digits of sixteen. In float32 it costs all digits, so
     M k is computed in two products there.
     """
-    covariances, whiten, *of_rows = arguments
+    covariances, whiten, *row_arrays = arguments
     outer, cross = sums
     # If nothing depends on a sum, its cotangent is None.
     cotangents = [
         jnp.zeros_like(total) if cotangent is None else cotangent
         for cotangent, total in zip(cotangents, sums, strict=True)
     ]
-    by_outer, by_cross = cotangents[0] + cotangents[0].T, cotangents[1]
-    half, by_row = whiten.T @ by_outer, whiten.T @ by_cross
-    by_pair = half @ whiten if whiten.dtype == jnp.float64 else None
+    grad_outer, grad_cross = cotangents[0] + cotangents[0].T, cotangents[1]
+    half, target_factor = whiten.T @ grad_outer, whiten.T @ grad_cross
+    gram_factor = half @ whiten if whiten.dtype == jnp.float64 else None
     varied, fixed = eqx.partition(covariances, perturbed[0])
     varied = jax.tree.map(jnp.asarray, varied)  # outside of jit a hyperparameter may be a Python number
 
@@ -318,20 +318,20 @@ def _streamed_sums_bwd(sums, cotangents, perturbed, arguments):
         moved, still = eqx.partition(rows, perturbed[2])
         at = lambda varied, moved: eqx.combine(varied, fixed)(eqx.combine(moved, still))
         gram, pull = eqx.filter_vjp(at, varied, moved)
-        pairs = half @ (whiten @ gram) if by_pair is None else by_pair @ gram
-        cotangent, by_place = pull((pairs + by_row[:, None] * targets[None]) * precisions[None])
-        along = by_row @ gram if perturbed[3] or perturbed[4] else None
-        by_target = precisions * along if perturbed[3] else None
-        by_precision = jnp.sum(gram * pairs, axis=0) / 2 + targets * along if perturbed[4] else None
-        return jax.tree.map(jnp.add, total, cotangent), (by_place, by_target, by_precision)
+        pairs = half @ (whiten @ gram) if gram_factor is None else gram_factor @ gram
+        cotangent, grad_rows = pull((pairs + target_factor[:, None] * targets[None]) * precisions[None])
+        along = target_factor @ gram if perturbed[3] or perturbed[4] else None
+        grad_targets = precisions * along if perturbed[3] else None
+        grad_precisions = jnp.sum(gram * pairs, axis=0) / 2 + targets * along if perturbed[4] else None
+        return jax.tree.map(jnp.add, total, cotangent), (grad_rows, grad_targets, grad_precisions)
 
     nothing = jax.tree.map(jnp.zeros_like, varied)
-    by_covariances, by_rows = lax.scan(add, nothing, _chunks(tuple(of_rows)))
-    n = of_rows[1].shape[0]
-    by_rows = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:])[:n], by_rows)
+    grad_covariances, row_gradients = lax.scan(add, nothing, _chunks(tuple(row_arrays)))
+    n = row_arrays[1].shape[0]
+    row_gradients = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:])[:n], row_gradients)
     # The cotangent of L^-1 is (G outer + g cross') L'.
-    by_root = by_outer @ outer + jnp.outer(by_cross, cross)
-    return by_covariances, solve_triangular(whiten, by_root.T, lower=True).T, *by_rows
+    grad_root = grad_outer @ outer + jnp.outer(grad_cross, cross)
+    return grad_covariances, solve_triangular(whiten, grad_root.T, lower=True).T, *row_gradients
 
 
 @exact_products

@@ -32,20 +32,20 @@ class Gradient(NamedTuple):
     """The derivatives of a log marginal likelihood, or of a bound on it.
 
     Attributes:
-        by_parts: [p], with respect to the log variance and the log lengthscales of each part, through covariances of
+        parts: [p], with respect to the log variance and the log lengthscales of each part, through covariances of
             two points.
-        by_prior: with respect to the sum of the parts' variances, where the sum appears by itself: in the unexplained
+        prior: with respect to the sum of the parts' variances, where the sum appears by itself: in the unexplained
             variance and in the jitter.
-        by_noise: with respect to the common variance of the noise.
-        by_relative: [n], with respect to the relative variances of the rows' noise.
-        by_points: [m, d] of every part, with respect to the inducing points; empty if there are none.
+        noise: with respect to the common variance of the noise.
+        relative: [n], with respect to the relative variances of the rows' noise.
+        points: [m, d] of every part, with respect to the inducing points; empty if there are none.
     """
 
-    by_parts: Float[np.ndarray, " p"]
-    by_prior: float
-    by_noise: float
-    by_relative: Float[np.ndarray, " n"]
-    by_points: tuple[Float[np.ndarray, "m _"], ...] = ()
+    parts: Float[np.ndarray, " p"]
+    prior: float
+    noise: float
+    relative: Float[np.ndarray, " n"]
+    points: tuple[Float[np.ndarray, "m _"], ...] = ()
 
 
 class _Known(NamedTuple):
@@ -93,7 +93,7 @@ def bound(
     Example:
         >>> one, y = np.zeros((1, 1)), np.ones(1)
         >>> value, gradient = bound([Part(one, 1.0, np.ones(1))], [one], 0.0, 1.0, y, y)
-        >>> print(round(value, 4), round(gradient.by_noise, 4))
+        >>> print(round(value, 4), round(gradient.noise, 4))
         -1.5155 -0.125
     """
     problem = _Problem(points, rows, jitter, noise, relative, targets)
@@ -162,30 +162,30 @@ class _Problem:
         """
         whiten, inverse, noise, targets = known.whiten, known.inverse, self.noise, self.targets
         is_open, eye, square = float(known.gap > 0), np.eye(len(known.mean)), np.outer(known.mean, known.mean)
-        by_row = whiten.T @ known.mean / noise
-        by_pair = whiten.T @ ((is_open * eye - inverse - square) / noise) @ whiten
-        of_points = whiten.T @ (is_open * known.outer / noise - eye + inverse + square) @ whiten / -2
-        sums, by_precision = [_ByPart(part) for part in self.points], np.empty(len(targets))
+        target_factor = whiten.T @ known.mean / noise
+        gram_factor = whiten.T @ ((is_open * eye - inverse - square) / noise) @ whiten
+        point_cotangent = whiten.T @ (is_open * known.outer / noise - eye + inverse + square) @ whiten / -2
+        sums, grad_precisions = [_ByPart(part) for part in self.points], np.empty(len(targets))
         for some in _chunks(len(targets)):
             grams = self.grams(some.start)
             gram = _total(grams)
-            cotangent = by_pair @ gram
-            by_precision[some] = np.einsum("mn,mn->n", cotangent, gram) / 2 + (by_row @ gram) * targets[some]
-            cotangent += by_row[:, None] * targets[some]
+            cotangent = gram_factor @ gram
+            grad_precisions[some] = np.einsum("mn,mn->n", cotangent, gram) / 2 + (target_factor @ gram) * targets[some]
+            cotangent += target_factor[:, None] * targets[some]
             cotangent *= self.precisions[some]
             for part, each, one in zip(sums, self.rows, grams, strict=True):
                 one *= cotangent
                 part.add(each[some], one)
-        by_precision += 1 / self.precisions / 2 - (is_open * self.prior + targets**2) / noise / 2
+        grad_precisions += 1 / self.precisions / 2 - (is_open * self.prior + targets**2) / noise / 2
         for part in sums:
-            part.add_points(of_points)
-        by_gap = is_open * float(self.precisions.sum()) / noise / 2
+            part.add_points(point_cotangent)
+        grad_gap = is_open * float(self.precisions.sum()) / noise / 2
         return Gradient(
-            by_parts=np.concatenate([part.by_hyperparameters for part in sums]),
-            by_prior=self.jitter * float(np.trace(of_points)) - by_gap,
-            by_noise=self._by_noise(known),
-            by_relative=-by_precision * self.precisions**2,
-            by_points=tuple(part.by_points / part.part.lengthscale for part in sums),
+            parts=np.concatenate([part.by_hyperparameters for part in sums]),
+            prior=self.jitter * float(np.trace(point_cotangent)) - grad_gap,
+            noise=self._by_noise(known),
+            relative=-grad_precisions * self.precisions**2,
+            points=tuple(part.grad_points / part.part.lengthscale for part in sums),
         )
 
     def _by_noise(self, known: _Known) -> float:
@@ -199,17 +199,17 @@ class _ByPart:
 
     def __init__(self, part: Part) -> None:
         self.part, self.points = part, _scaled(part, part.rows)
-        self.total, self.by_columns, self.by_points = 0.0, np.zeros(part.rows.shape[1]), np.zeros_like(part.rows)
+        self.total, self.grad_columns, self.grad_points = 0.0, np.zeros(part.rows.shape[1]), np.zeros_like(part.rows)
 
     def add(self, rows: Float[np.ndarray, "n d"], weighted: Float[np.ndarray, "m n"], times: float = 1.0) -> None:
         """Add the sums over rows; `weighted` is the cotangent times their covariances with the points."""
         s, points = _scaled(self.part, rows), self.points
         products = weighted @ np.concatenate([np.ones_like(s[:, :1]), s], axis=1)
-        by_point, by_rows, by_row = products[:, :1], products[:, 1:], weighted.sum(axis=0)
-        self.total += float(by_point.sum())
+        point_sums, row_products, row_sums = products[:, :1], products[:, 1:], weighted.sum(axis=0)
+        self.total += float(point_sums.sum())
         # The derivative of K is K (s - z)^2 by the log of a lengthscale, and K (s - z) / lengthscale by a point.
-        self.by_columns += (points**2 * by_point - 2 * points * by_rows).sum(axis=0) + by_row @ s**2
-        self.by_points += times * (by_rows - by_point * points)
+        self.grad_columns += (points**2 * point_sums - 2 * points * row_products).sum(axis=0) + row_sums @ s**2
+        self.grad_points += times * (row_products - point_sums * points)
 
     def add_points(self, cotangent: Float[np.ndarray, "m m"]) -> None:
         """Add the sums over pairs of inducing points, where every point is on both sides."""
@@ -218,16 +218,16 @@ class _ByPart:
     @property
     def by_hyperparameters(self) -> Float[np.ndarray, " q"]:
         """The sums for the log variance and the log lengthscales."""
-        wide = len(self.part.lengthscale) == len(self.by_columns)
-        return np.append(self.total, self.by_columns if wide else self.by_columns.sum(keepdims=True))
+        wide = len(self.part.lengthscale) == len(self.grad_columns)
+        return np.append(self.total, self.grad_columns if wide else self.grad_columns.sum(keepdims=True))
 
 
 def covariance(part: Part, rows: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "m n"]:
     """K(z, x) of the inducing points with rows, by one product of matrices; no covariance is above the variance."""
     points, rows = _scaled(part, part.rows), _scaled(part, rows)
-    of_points, of_rows = (column_squares(each.T)[:, None] / -2 for each in (points, rows))
-    left = np.concatenate([points, of_points, np.ones_like(of_points)], axis=1)
-    right = np.concatenate([rows, np.ones_like(of_rows), of_rows], axis=1)
+    point_halves, row_halves = (column_squares(each.T)[:, None] / -2 for each in (points, rows))
+    left = np.concatenate([points, point_halves, np.ones_like(point_halves)], axis=1)
+    right = np.concatenate([rows, np.ones_like(row_halves), row_halves], axis=1)
     exponents = left @ right.T
     np.minimum(exponents, 0, out=exponents)
     np.exp(exponents, out=exponents)

@@ -224,12 +224,12 @@ def moments(
         >>> print(*moments(jnp.array([3.0, 1.0]), jnp.ones(2), jnp.array([0, 0]), jnp.array([2.0])))
         [2.] [ 1. -1.] [1.]
     """
-    of_group = partial(jax.ops.segment_sum, segment_ids=group, num_segments=total.shape[0], indices_are_sorted=True)
+    group_sums = partial(jax.ops.segment_sum, segment_ids=group, num_segments=total.shape[0], indices_are_sorted=True)
     # Squares of deviations stay in the range of the dtype only in units of the largest value.
     unit = linalg.scale_of(values)
-    mean = unit * of_group(weights * (values / unit)) / total
+    mean = unit * group_sums(weights * (values / unit)) / total
     deviations = values - mean[group]
-    return mean, deviations, unit * linalg.sqrt(of_group(weights * (deviations / unit) ** 2) / total)
+    return mean, deviations, unit * linalg.sqrt(group_sums(weights * (deviations / unit) ** 2) / total)
 
 
 def _before(sums: OfValues, place: Int[JaxArray, " n"], start: Int[JaxArray, " n"]) -> OfRows:

@@ -68,9 +68,9 @@ class _Evidence:
         parts = [self._by_head(head, at, slopes, weights)]
         if student is not None and weights is not None:
             value += float(noise.student_t_bound(weights, student.df))
-            parts.append(_by_student_t(student, weights, slopes.by_relative * relative))
+            parts.append(_by_student_t(student, weights, slopes.relative * relative))
         if self.moves:
-            parts.extend(map(np.ravel, slopes.by_points))
+            parts.extend(map(np.ravel, slopes.points))
         return value, np.concatenate(parts)
 
     def _split(self, vector: Vector) -> tuple[Vector, StudentT | None, list[np.ndarray] | None]:
@@ -94,12 +94,12 @@ class _Evidence:
         terms = gp_host.likelihood_terms(kernels, diagonal, nothing, self.rows.targets, cast(np.ndarray, self.memory))
         if terms is None:
             return np.nan, None
-        by_diagonal = terms.by_diagonal
+        grad_diagonal = terms.grad_diagonal
         return terms.value, sparse_host.Gradient(
-            by_parts=terms.gradient,
-            by_prior=self.jitter * float(by_diagonal.sum()),
-            by_noise=float(by_diagonal @ relative),
-            by_relative=at.common * by_diagonal,
+            parts=terms.gradient,
+            prior=self.jitter * float(grad_diagonal.sum()),
+            noise=float(grad_diagonal @ relative),
+            relative=at.common * grad_diagonal,
         )
 
     def _through(
@@ -117,24 +117,24 @@ class _Evidence:
         """
         rows, variances = self.rows, self.rows.starts[:-1]
         gradient = np.zeros(len(head))
-        gradient[: rows.starts[-1]] = slopes.by_parts
-        by_prior = slopes.by_prior + slopes.by_noise * at.rounding
-        gradient[variances] += np.exp(head[variances]) * by_prior
+        gradient[: rows.starts[-1]] = slopes.parts
+        grad_prior = slopes.prior + slopes.noise * at.rounding
+        gradient[variances] += np.exp(head[variances]) * grad_prior
         if rows.log_noise is None:
-            gradient[rows.starts[-1]] = slopes.by_noise * at.learned
-        if at.by_logit is not None:
-            gradient[-1] = slopes.by_relative @ (at.by_logit if weights is None else at.by_logit / weights)
+            gradient[rows.starts[-1]] = slopes.noise * at.learned
+        if at.grad_logit is not None:
+            gradient[-1] = slopes.relative @ (at.grad_logit if weights is None else at.grad_logit / weights)
         return gradient
 
 
 def _by_student_t(
-    student: StudentT, weights: Float[np.ndarray, " n"], by_log_relative: Float[np.ndarray, " n"]
+    student: StudentT, weights: Float[np.ndarray, " n"], grad_log_relative: Float[np.ndarray, " n"]
 ) -> Vector:
     """The derivatives by the two arrays of `StudentT`, which also change the weights."""
     squares, df = np.exp(cast(np.ndarray, student.log_squares)), student.df
-    by_weights, by_df = noise.student_t_slopes(weights, df)
+    grad_weights, grad_df = noise.student_t_slopes(weights, df)
     # The noise is common * relative / w, with w = (df + 1) / (df + square).
-    by_weights = by_weights - by_log_relative / weights
-    by_df = by_df + by_weights @ ((squares - 1) / (df + squares) ** 2)
-    by_squares = -by_weights * (df + 1) / (df + squares) ** 2
-    return np.append(by_df * student.slope, by_squares * squares)
+    grad_weights = grad_weights - grad_log_relative / weights
+    grad_df = grad_df + grad_weights @ ((squares - 1) / (df + squares) ** 2)
+    grad_squares = -grad_weights * (df + 1) / (df + squares) ** 2
+    return np.append(grad_df * student.slope, grad_squares * squares)

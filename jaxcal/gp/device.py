@@ -66,17 +66,17 @@ def _near(models: Model, data: Data, jitter: Float[AnyArray, ""], vectors: Float
     return jax.vmap(exact.exact_objective(as_vector(one_of(models))[1], data, jitter))(vectors)
 
 
-def concluded(found: Found, data: Data, jitter: Float[AnyArray, ""]) -> Process:
+def concluded(optimum: Found, data: Data, jitter: Float[AnyArray, ""]) -> Process:
     """The process of all rows at the hyperparameters found.
 
     Its weights in float32 are corrected by their residual in float64. Without this, means predicted from rows without
     noise are wrong by half of a std. A TPU has no float64, and no correction.
     """
-    after, residual = models.posterior(found.model, data, jitter), None
+    after, residual = models.posterior(optimum.model, data, jitter), None
     if data.targets.dtype == np.float32 and jax.default_backend() != "tpu":
         with jax.enable_x64(True):
-            residual = _residual(found.model, data, jitter, after.weights)
-    return _concluded(found, data, jitter, after, residual)
+            residual = _residual(optimum.model, data, jitter, after.weights)
+    return _concluded(optimum, data, jitter, after, residual)
 
 
 @part

@@ -160,13 +160,13 @@ def optimum(
     loose = tolerance if tied is None else xp.maximum(tolerance, _LOOSE)
     # Ascents by column begin at the best isotropic ends, one if few rows chose the optima and else two, and at an
     # initial vector.
-    by_column = vectors[np.zeros(0 if tied is None else 3 if few is None else 2, int)]
+    column_starts = vectors[np.zeros(0 if tied is None else 3 if few is None else 2, int)]
     field = race.Field(
         isotropic=vectors,
         runs=xp.ones(len(vectors), bool),
         tied=xp.asarray(np.eye(vectors.shape[1]), vectors.dtype) if tied is None else tied,
-        by_column=by_column,
-        runs_by_column=xp.ones(len(by_column), bool),
+        column_starts=column_starts,
+        runs_by_column=xp.ones(len(column_starts), bool),
         tolerances=(loose, tolerance, tolerance),
         limits=(most, most),
         cost=start.cost,
@@ -232,7 +232,7 @@ def ended(
         isotropic=place,
         runs=np.ones(1, bool),
         tied=best.directions,
-        by_column=place[:0],
+        column_starts=place[:0],
         runs_by_column=np.zeros(0, bool),
         tolerances=(tolerance, tolerance, None),
         limits=(limit, limit),
@@ -251,12 +251,12 @@ def _decided_by_few(
     """The field on all rows, which begins at the best two optima of few rows and at the ends by column from both."""
     xp = np if on_host else jnp
     tolerance, limit = xp.maximum(field.tolerances[1], _FEW_ROWS_TOLERANCE), field.limits[0]
-    number, by_column = field.isotropic.shape[0], field.by_column.shape[0] > 0
+    number, has_columns = field.isotropic.shape[0], field.column_starts.shape[0] > 0
     ends = race.run(
         objective,
         field._replace(
-            by_column=field.isotropic[np.zeros(3 * by_column, int)],
-            runs_by_column=xp.ones(3 * by_column, bool),
+            column_starts=field.isotropic[np.zeros(3 * has_columns, int)],
+            runs_by_column=xp.ones(3 * has_columns, bool),
             num_seeded=2,
             tolerances=(tolerance, xp.maximum(tolerance, _LOOSE), None),
             limits=(limit, xp.minimum(limit, _FEW_ROWS_STEPS)),
@@ -271,7 +271,7 @@ def _decided_by_few(
     return field._replace(
         isotropic=isotropic,
         runs=runs,
-        by_column=xp.concatenate([field.by_column[:1], places]),
+        column_starts=xp.concatenate([field.column_starts[:1], places]),
         runs_by_column=xp.concatenate([field.runs_by_column[:1], xp.isfinite(values) & alone]),
     ), xp.sum(~xp.isfinite(ends.values[:number]))
 
@@ -305,16 +305,16 @@ def exact_objective(
     def evaluate(vector: Float[Array, " p"]) -> Local:
         model = model_of(vector)
         terms = gp.likelihood_terms(models.noisy_gram(model, data, jitter), data.targets)
-        by_diagonal = jax.jacfwd(on_diagonal)(vector)
+        jacobian = jax.jacfwd(on_diagonal)(vector)
         # The chain rule through the diagonal: d log p / d x_i = sum_k (d log p / d G_kk) (d G_kk / d x_i).
-        gradient = jnp.diagonal(terms.by_gram) @ by_diagonal
-        products = by_diagonal * terms.weights[:, None]  # the columns G_i a, with a = G^-1 y
+        gradient = jnp.diagonal(terms.by_gram) @ jacobian
+        products = jacobian * terms.weights[:, None]  # the columns G_i a, with a = G^-1 y
         if "kernel" not in model.fixed:
             # `on_diagonal` has jitter and noise alone: the kernel's own diagonal is in its derivatives.
-            by_gram = terms.by_gram if data.included is None else terms.by_gram * counts[:, None] * counts[None]
-            by_kernel, columns = model.kernel.derivatives(data.points, terms.weights, by_gram)
-            gradient = gradient.at[: len(by_kernel)].add(by_kernel)
-            products = products.at[:, : len(by_kernel)].add(columns * counts[:, None])
+            grad_gram = terms.by_gram if data.included is None else terms.by_gram * counts[:, None] * counts[None]
+            grad_kernel, columns = model.kernel.derivatives(data.points, terms.weights, grad_gram)
+            gradient = gradient.at[: len(grad_kernel)].add(grad_kernel)
+            products = products.at[:, : len(grad_kernel)].add(columns * counts[:, None])
         information = gp.average_information(terms.inverse, products)
         value = terms.value - models.log_likelihood_of_padding(data)
         return Local(value, gradient, information, models.is_sane(model, value, data))

@@ -151,8 +151,8 @@ def _of_output(
     prepare: Prepare[S], inference: Inference, way: Way, rows: Sequence[Any], first: First, *, on_host: bool
 ) -> tuple[S, Process]:
     """The fit of one output's known rows: by NumPy if possible, else by small programs or by a single one."""
-    by_host = inference.by_parts and way.noise.by_parts and (on_host or not inference.takes_many_steps)
-    if not by_host:
+    host_drives = inference.by_parts and way.noise.by_parts and (on_host or not inference.takes_many_steps)
+    if not host_drives:
         return _in_program(prepare, rows, way.by(inference))
     if on_host:
         return by_numpy(_by_parts, prepare, inference, way.noise, first, *rows)

@@ -31,11 +31,11 @@ class First(NamedTuple):
 
     Attributes:
         optimum: its place.
-        found: the same with its model.
+        outcome: the same with its model.
     """
 
     optimum: exact.Optimum
-    found: Found
+    outcome: Found
 
     @classmethod
     def of(cls, prepare: Prepare[Any], inference: Inference, noise: Noise, *rows: np.ndarray | None) -> "First":
@@ -71,18 +71,18 @@ def search(
         return ladder.found(ladder.optimum(jitter, begin))
 
 
-def concluded(found: Found, data: Data, jitter: Float[AnyArray, ""]) -> Process:
+def concluded(optimum: Found, data: Data, jitter: Float[AnyArray, ""]) -> Process:
     """The process of all rows at the hyperparameters found, with the evidence in float64.
 
     A search on many rows gives the evidence in float32 alone.
     """
     n, targets = len(data.targets), data.targets.astype(float)
     with threads_for(n):
-        after = gp.posterior(noisy_gram(found.model, data, jitter), targets)
+        after = gp.posterior(noisy_gram(optimum.model, data, jitter), targets)
     # log p(y) = -log|G| / 2 - (y . G^-1 y + n log(2 pi)) / 2; Rasmussen & Williams (2006), eq. 2.30.
     value = half_log_det(after.shrink) - (targets @ after.weights + n * LOG_2PI) / 2
-    found = found._replace(evidence=np.asarray(value, data.targets.dtype))
-    return process_given(found, data, jitter, *stored((after, gp.leave_one_out(after)), data))
+    optimum = optimum._replace(evidence=np.asarray(value, data.targets.dtype))
+    return process_given(optimum, data, jitter, *stored((after, gp.leave_one_out(after)), data))
 
 
 class _Ladder(NamedTuple):

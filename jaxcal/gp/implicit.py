@@ -52,13 +52,13 @@ def _optimum(
     problem: Callable[[Data], Problem], climb: Callable[[Problem], Float[Array, " p"]], data: Data, process: Process
 ) -> tuple[Model, Int[Array, ""]]:
     """The model at the optimum, and how the search for it ended."""
-    of_data = problem(data)
-    start = of_data.vector_of(of_data.model)
+    instance = problem(data)
+    start = instance.vector_of(instance.model)
     if not start.size:
-        return of_data.model, process.result
+        return instance.model, process.result
     loss_of, near_of = (lambda data: problem(data).loss), (lambda data: climb(problem(data)))
     vector, result = as_function(loss_of, near_of, (data,), start, process.result, _LEAST_CURVATURE)
-    return of_data.model_of(vector), result
+    return instance.model_of(vector), result
 
 
 def _with_what_is_given(model: Model, initial_of: InitialOf, data: Data) -> Model:

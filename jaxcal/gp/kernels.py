@@ -146,12 +146,12 @@ class GPJaxKernel(eqx.Module):
         """The derivatives by the kernel's arrays: automatic differentiation for every pair of rows, in parts."""
         arrays, static = eqx.partition(self, eqx.is_inexact_array)
         vector, unravel = ravel_pytree(arrays)
-        by_vector = jax.grad(lambda vector, one, other: eqx.combine(unravel(vector), static).kernel(one, other))
-        by_pair = jax.vmap(by_vector, in_axes=(None, None, 0))
+        gradient = jax.grad(lambda vector, one, other: eqx.combine(unravel(vector), static).kernel(one, other))
+        gradients = jax.vmap(gradient, in_axes=(None, None, 0))
 
         def of_row(row: tuple[Float[Array, " d"], Float[Array, " n"]]) -> Float[Array, "2 p"]:
             one, cotangent = row
-            return jnp.stack([cotangent, weights]) @ by_pair(vector, one, a)
+            return jnp.stack([cotangent, weights]) @ gradients(vector, one, a)
 
         sums = lax.map(of_row, (a, cotangents), batch_size=_ROWS_AT_ONCE)
         return sums[:, 0].sum(axis=0), sums[:, 1]

@@ -211,49 +211,49 @@ def posterior(model: Model, data: Data, jitter: ArrayLike, mesh: Mesh | None = N
 
 
 def predict(
-    kernel: Kernel, given: gp.Posterior, at: Points, points: Points
+    kernel: Kernel, posterior: gp.Posterior, at: Points, points: Points
 ) -> tuple[Float[AnyArray, " n"], Float[AnyArray, " n"]]:
     """Latent means and variances at points; RIO, eq. 5 and 6.
 
     Args:
         kernel: the kernel of the process.
-        given: the posterior at the conditioning points.
+        posterior: the posterior at the conditioning points.
         at: the conditioning points: the rows, or the inducing points.
         points: where to predict.
     """
-    if namespace(given.weights) is jnp:
-        one = lambda point: gp.predict(given, *_covariances(kernel, point, at))
+    if namespace(posterior.weights) is jnp:
+        one = lambda point: gp.predict(posterior, *_covariances(kernel, point, at))
         return lax.map(one, points, batch_size=_PREDICTED_AT_ONCE)
-    with threads_for(len(given.weights)):
-        predictions = [gp.predict(given, kernel(part, at), kernel.diagonal(part)) for part in _parts(points)]
+    with threads_for(len(posterior.weights)):
+        predictions = [gp.predict(posterior, kernel(part, at), kernel.diagonal(part)) for part in _parts(points)]
     means, variances = (np.concatenate(each) for each in zip(*predictions, strict=True))
     return means, variances
 
 
 @part
-def leave_one_out(model: Model, given: gp.Posterior, data: Data) -> gp.LeaveOneOut:
+def leave_one_out(model: Model, posterior: gp.Posterior, data: Data) -> gp.LeaveOneOut:
     """Leave-one-out errors and variances of the rows, at the same hyperparameters.
 
     Args:
         model: the model, with its inducing points if it has any.
-        given: the posterior of these rows.
+        posterior: the posterior of these rows.
         data: the rows.
     """
     if model.inducing is None:
-        return gp.leave_one_out(given)
+        return gp.leave_one_out(posterior)
     xp, kernel = namespace(data.targets), model.kernel
     rows = data.points, data.targets, xp.broadcast_to(row_noise(model, data), data.targets.shape)
 
     def one_row(row):
         point, target, own_noise = row
         cross, prior = _covariances(kernel, point, model.inducing)
-        return sparse_gp.leave_one_out(given, cross, target, prior, own_noise)
+        return sparse_gp.leave_one_out(posterior, cross, target, prior, own_noise)
 
     if xp is jnp:
         return lax.map(one_row, rows, batch_size=_PREDICTED_AT_ONCE)
-    with threads_for(len(given.weights)):
+    with threads_for(len(posterior.weights)):
         parts = [
-            sparse_gp.leave_one_out(given, kernel(part, model.inducing), target, kernel.diagonal(part), own_noise)
+            sparse_gp.leave_one_out(posterior, kernel(part, model.inducing), target, kernel.diagonal(part), own_noise)
             for part, target, own_noise in _parts(rows)
         ]
     return gp.LeaveOneOut(*(np.concatenate(each) for each in zip(*parts, strict=True)))
@@ -277,10 +277,10 @@ def stored(tree: M, data: Data) -> M:
     return jax.tree.map(narrow, tree)
 
 
-def expected_squares(model: Model, given: gp.Posterior, data: Data) -> Float[AnyArray, " n"]:
+def expected_squares(model: Model, posterior: gp.Posterior, data: Data) -> Float[AnyArray, " n"]:
     """The expectation E (y - f)^2 of every row under the posterior; arguments as of `leave_one_out`."""
     at = data.points if model.inducing is None else model.inducing
-    mean, variance = predict(model.kernel, given, at, data.points)
+    mean, variance = predict(model.kernel, posterior, at, data.points)
     return (data.targets - mean) ** 2 + variance
 
 

@@ -96,7 +96,7 @@ class Ascents(NamedTuple):
 
 
 def advance(
-    xp: ModuleType, ascents: Ascents, found: Local, active: Bool[Floats, " s"], tolerance: Float[Floats, " s"]
+    xp: ModuleType, ascents: Ascents, trial: Local, active: Bool[Floats, " s"], tolerance: Float[Floats, " s"]
 ) -> Ascents:
     """One step of the active ascents, given the objective at the places that they asked for; no step lowers it.
 
@@ -106,19 +106,19 @@ def advance(
     """
     first, move = ascents.steps < 0, ascents.move
     local = ascents.local
-    gain = found.value - local.value
+    gain = trial.value - local.value
     foreseen = _foreseen(local.gradient, ascents.information, move)
     # The ratio of the gain and the predicted gain decides on the step and the damping.
     ratio = gain / xp.maximum(foreseen, np.finfo(gain.dtype).tiny)
-    finite = xp.isfinite(found.gradient).all(-1) & xp.isfinite(found.information).all((-2, -1))
+    finite = xp.isfinite(trial.gradient).all(-1) & xp.isfinite(trial.information).all((-2, -1))
     # A comparison with NaN is False, so that a step to NaN is not taken.
     taken = first | ((gain > 0) & (ratio > _LEAST_RATIO) & finite)
-    there = first & ~(xp.isfinite(found.value) & finite)
-    found = found._replace(value=xp.where(there, np.nan, found.value))
+    there = first & ~(xp.isfinite(trial.value) & finite)
+    trial = trial._replace(value=xp.where(there, np.nan, trial.value))
     choose = lambda new, old: _where(xp, taken, new, old)
-    corrected = _corrected(xp, found.information, move, local.gradient - found.gradient)
-    corrected = _where(xp, (ratio > 1) & ~first, corrected, found.information)
-    local = Local(*(choose(new, old) for new, old in zip(found, local, strict=True)))
+    corrected = _corrected(xp, trial.information, move, local.gradient - trial.gradient)
+    corrected = _where(xp, (ratio > 1) & ~first, corrected, trial.information)
+    local = Local(*(choose(new, old) for new, old in zip(trial, local, strict=True)))
     information = choose(corrected, ascents.information)
 
     one = xp.ones_like(gain)

@@ -165,18 +165,18 @@ def first_fit(attempts: Iterable[Process]) -> Process:
 
 
 @part
-def process_of(found: Found, data: Data, jitter: Float[AnyArray, ""], mesh: Mesh | None) -> Process:
+def process_of(optimum: Found, data: Data, jitter: Float[AnyArray, ""], mesh: Mesh | None) -> Process:
     """The process after data; its result is NOT_FINITE if its posterior is not finite or it makes no sense."""
-    after = models.posterior(found.model, data, jitter, mesh)
-    return process_given(found, data, jitter, after, models.leave_one_out(found.model, after, data))
+    after = models.posterior(optimum.model, data, jitter, mesh)
+    return process_given(optimum, data, jitter, after, models.leave_one_out(optimum.model, after, data))
 
 
 def process_given(
-    found: Found, data: Data, jitter: Float[AnyArray, ""], after: gp.Posterior, others: gp.LeaveOneOut
+    optimum: Found, data: Data, jitter: Float[AnyArray, ""], after: gp.Posterior, others: gp.LeaveOneOut
 ) -> Process:
     """`process_of`, given the posterior and the leave-one-out errors."""
-    model, xp = found.model, namespace(after.weights)
-    good = after.is_finite & models.is_sane(model, found.evidence, data)
+    model, xp = optimum.model, namespace(after.weights)
+    good = after.is_finite & models.is_sane(model, optimum.evidence, data)
     greatest = None
     if model.student_t is None:
         errors = abs(others.standardized)  # 0 for padding
@@ -187,11 +187,11 @@ def process_given(
         posterior=after,
         noise_variance=model.noise_variance(data.points, data.included),
         rounding_fraction=model.rounding(data.points, data.included) / median(others.variance, data.included),
-        evidence=found.evidence,
-        iterations=found.steps,
-        result=xp.where(good, found.result, Result.NOT_FINITE).astype(np.int32),
+        evidence=optimum.evidence,
+        iterations=optimum.steps,
+        result=xp.where(good, optimum.result, Result.NOT_FINITE).astype(np.int32),
         jitter=jitter,
-        failed_initial_values=found.failed_initial_values,
+        failed_initial_values=optimum.failed_initial_values,
         greatest_error=greatest,
         inference="exact" if model.inducing is None else "sparse",
     )

@@ -47,7 +47,7 @@ class Field(NamedTuple):
         isotropic: where the isotropic ascents begin [a, p].
         runs: which of the isotropic ascents run [a].
         tied: the directions in which isotropic ascents move, one a column [p, p].
-        by_column: where ascents by column begin [b, p]. The first `num_seeded` begin where isotropic ascents ended.
+        column_starts: where ascents by column begin [b, p]. The first `num_seeded` begin where isotropic ascents ended.
         runs_by_column: which of the ascents by column run [b].
         tolerances: of isotropic ascents at first, of ascents by column, and of the best isotropic ascent at last. The
             last is None if that ascent need not be ended.
@@ -64,7 +64,7 @@ class Field(NamedTuple):
     isotropic: Float[Floats, "a p"]
     runs: Bool[Floats, " a"]
     tied: Float[Floats, "p p"]
-    by_column: Float[Floats, "b p"]
+    column_starts: Float[Floats, "b p"]
     runs_by_column: Bool[Floats, " b"]
     tolerances: tuple
     limits: tuple
@@ -80,7 +80,7 @@ class Field(NamedTuple):
     def is_isotropic(self) -> Bool[np.ndarray, " s"]:
         """Which of all ascents are isotropic: the first ones."""
         number = self.isotropic.shape[0]
-        return np.arange(number + self.by_column.shape[0]) < number
+        return np.arange(number + self.column_starts.shape[0]) < number
 
 
 class Ends(NamedTuple):
@@ -163,10 +163,10 @@ def run(objectives: Objectives, field: Field, *, on_host: bool) -> Ends:
     """
     xp = np if on_host else jnp
     number = field.isotropic.shape[0]
-    starts = xp.concatenate([field.isotropic, field.by_column])
+    starts = xp.concatenate([field.isotropic, field.column_starts])
     eye = np.eye(starts.shape[1], dtype=starts.dtype)
     # Isotropic ascents move several hyperparameters together, ascents by column move each alone.
-    directions = xp.stack([field.tied] * number + [xp.asarray(eye)] * field.by_column.shape[0])
+    directions = xp.stack([field.tied] * number + [xp.asarray(eye)] * field.column_starts.shape[0])
     directions = directions if on_host else carried(directions)
     race = _Race(
         ascents=newton.Ascents.at(xp, xp.zeros_like(starts)),
@@ -212,8 +212,8 @@ def _evaluated(objectives: Objectives, field: Field, directions: Float[Floats, "
 def _advance(xp: ModuleType, race: _Race, local: Local, *, field: Field, directions: Float[Floats, "s p p"]) -> _Race:
     """One round of all active ascents; the next phase begins when no ascent of a phase is active any more."""
     is_isotropic = field.is_isotropic
-    first, by_column, last = (xp.asarray(0 if each is None else each, race.starts.dtype) for each in field.tolerances)
-    tolerance = xp.where(is_isotropic, xp.where(race.phase == _LAST, last, first), by_column)
+    first, wide, last = (xp.asarray(0 if each is None else each, race.starts.dtype) for each in field.tolerances)
+    tolerance = xp.where(is_isotropic, xp.where(race.phase == _LAST, last, first), wide)
     limit = xp.where(is_isotropic, *field.limits)
     ascents = newton.advance(xp, race.ascents, local, race.active, tolerance)
     heights, rounds = _heights(xp, ascents), race.rounds + 1
@@ -221,7 +221,7 @@ def _advance(xp: ModuleType, race: _Race, local: Local, *, field: Field, directi
     race = race._replace(ascents=ascents, rounds=rounds, active=goes_on)
     kept = _worth(xp, race, heights, field, directions)
     race = race._replace(active=goes_on & (kept | (rounds % _LAP != 0)))
-    if not field.by_column.shape[0]:
+    if not field.column_starts.shape[0]:
         return race
     return _next_phase(xp, race, heights, field, directions)
 
@@ -241,7 +241,7 @@ def _next_phase(
     xp: ModuleType, race: _Race, heights: Float[Floats, " s"], field: Field, directions: Float[Floats, "s p p"]
 ) -> _Race:
     """The race as it is, or at the beginning of the next phase if no ascent runs any more."""
-    number, further = field.isotropic.shape[0], field.by_column.shape[0]
+    number, further = field.isotropic.shape[0], field.column_starts.shape[0]
     places = _places(race, directions)
     over = ~race.active.any()
     to_columns, to_last = over & (race.phase == _ISOTROPIC), over & (race.phase == _BY_COLUMN)

@@ -73,14 +73,14 @@ class Rows(NamedTuple):
         n, starts = len(self.targets), self.starts
         prior = np.exp(vector[starts[:-1]]).sum()
         learned = float(np.exp(vector[starts[-1]] if self.log_noise is None else self.log_noise))
-        relative, by_logit = np.ones(n) if self.relative_noise is None else self.relative_noise, None
+        relative, grad_logit = np.ones(n) if self.relative_noise is None else self.relative_noise, None
         if self.base_variance is not None:
             # The noise of a row: common (1 - s + s base_variance), with s the sigmoid of the logit.
             fraction = 1 / (1 + np.exp(-vector[self.number - 1]))
-            by_logit = fraction * (1 - fraction) * relative * (self.base_variance - 1)
+            grad_logit = fraction * (1 - fraction) * relative * (self.base_variance - 1)
             relative = relative * (1 - fraction + fraction * self.base_variance)
         rounding = self.eps * number
-        return NoiseAt(prior, learned, NOISE_FLOOR + learned + rounding * prior, relative, by_logit, rounding)
+        return NoiseAt(prior, learned, NOISE_FLOOR + learned + rounding * prior, relative, grad_logit, rounding)
 
     def diagonal(self, vector: Float[np.ndarray, " p"], jitter: float, number: int) -> "Diagonal":
         """The noise and jitter on the covariance's diagonal.
@@ -91,14 +91,14 @@ class Rows(NamedTuple):
             number: as of `noise`.
         """
         noise, starts = self.noise(vector, number), self.starts
-        # d/d log v = v (jitter + rounding relative), d/d log noise = noise relative, d/d logit = common by_logit
+        # d/d log v = v (jitter + rounding relative), d/d log noise = noise relative, d/d logit = common grad_logit
         derivatives = np.zeros((len(self.targets), len(vector)))
         variances = np.exp(vector[starts[:-1]])
         derivatives[:, starts[:-1]] = variances * (jitter + noise.rounding * noise.relative[:, None])
         if self.log_noise is None:
             derivatives[:, starts[-1]] = noise.learned * noise.relative
-        if noise.by_logit is not None:
-            derivatives[:, -1] = noise.common * noise.by_logit
+        if noise.grad_logit is not None:
+            derivatives[:, -1] = noise.common * noise.grad_logit
         return Diagonal(jitter * noise.prior + noise.common * noise.relative, derivatives, noise)
 
     def in_float32(self) -> "Rows":
@@ -126,7 +126,7 @@ class NoiseAt(NamedTuple):
         learned: the variance of the noise, without its floor and without rounding.
         common: the mean variance of the noise, with its floor and with rounding.
         relative: [n], the variance of every row's noise over the common variance.
-        by_logit: [n], the derivative of `relative` by the logit of the fraction that follows the base's variance; or
+        grad_logit: [n], the derivative of `relative` by the logit of the fraction that follows the base's variance; or
             None.
         rounding: the part of the common variance for rounding, as a multiple of the variance of the process.
     """
@@ -135,7 +135,7 @@ class NoiseAt(NamedTuple):
     learned: float
     common: float
     relative: Float[np.ndarray, " n"]
-    by_logit: Float[np.ndarray, " n"] | None
+    grad_logit: Float[np.ndarray, " n"] | None
     rounding: float
 
     @property

@@ -217,11 +217,11 @@ def ence(
         bins = xp.clip(before, 0, num_bins - 1).astype(np.int32)
 
     def bin_sums(values: Float[JaxArray, " n"]) -> Float[JaxArray, " bins"]:
-        of_rows = counts * values[order]
+        weighted_values = counts * values[order]
         if is_working():
             count: Any = np.bincount
-            return count(bins, of_rows, num_bins).astype(y.dtype)
-        return jax.ops.segment_sum(of_rows, bins, num_segments=num_bins, indices_are_sorted=True)
+            return count(bins, weighted_values, num_bins).astype(y.dtype)
+        return jax.ops.segment_sum(weighted_values, bins, num_segments=num_bins, indices_are_sorted=True)
 
     # RMV and RMSE are root means over the same rows of the bin, so the counts cancel in the ratio.
     std, errors = distribution.std, y - distribution.mean

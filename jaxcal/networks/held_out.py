@@ -92,9 +92,9 @@ class Widening(eqx.Module):
         factors, heights = scan(lambda _, floor: (None, _likeliest(all_rows, floor)), None, floors)[1]
         best = xp.argmax(heights)
         factor, floor = factors[best], floors[best]
-        by_intervals = xp.clip(_ratio_of_intervals(rows, factor, floor), 1 / _MOST, _MOST)
+        interval_ratio = xp.clip(_ratio_of_intervals(rows, factor, floor), 1 / _MOST, _MOST)
         least = xp.min(xp.where(counts >= 1, variance, np.inf))
-        factor = (factor * by_intervals).astype(errors.dtype)  # NumPy interpolates in float64
+        factor = (factor * interval_ratio).astype(errors.dtype)  # NumPy interpolates in float64
         return cls(factor, floor, xp.where(xp.isfinite(least), least, 0).astype(errors.dtype))
 
     @classmethod

@@ -91,8 +91,8 @@ class FeedForward(eqx.Module):
         """The outputs at rows, [n, k] or [n]; networks stacked along an axis m give [m, n, k] or [m, n]."""
         xp, layers = namespace(x), cast(Any, self.layers)
         x = x.reshape((1,) * (layers[0].weight.ndim - 2) + x.shape)
-        of_numpy = [_BY_NUMPY.get(name) for name in self.activation_names]
-        for layer, activation in zip(layers, [*(self.activations if xp is jnp else of_numpy), None], strict=True):
+        functions = [_BY_NUMPY.get(name) for name in self.activation_names]
+        for layer, activation in zip(layers, [*(self.activations if xp is jnp else functions), None], strict=True):
             x = x @ xp.swapaxes(layer.weight, -1, -2) + layer.bias[..., None, :]
             x = x if activation is None else activation(x)
         return x[..., 0] if self.layers[-1].out_features == "scalar" else x

@@ -338,10 +338,10 @@ def _rank_statistic(
     centered = ranks - (size - 1) / 2
     # The excess is a sum over rows. The variance of independent groups is the sum of the squares of their sums.
     parts = (is_new - number / size) * centered
-    of_groups = np.bincount(groups, weights=parts)
+    group_sums = np.bincount(groups, weights=parts)
     excess = float(parts.sum())
     # Mann-Whitney: `U = excess + m (N - m) / 2` and `Var U = m (N - m) (N + 1) / 12`, for m new rows among N.
-    return _RankStatistic(excess + pairs / 2, pairs, excess, pairs * (size + 1) / 12, float((of_groups**2).sum()))
+    return _RankStatistic(excess + pairs / 2, pairs, excess, pairs * (size + 1) / 12, float((group_sums**2).sum()))
 
 
 def _groups(rows: np.ndarray, is_new: np.ndarray, groups: ArrayLike | None, new_groups: ArrayLike | None) -> np.ndarray:

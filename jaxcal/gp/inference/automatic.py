@@ -40,9 +40,9 @@ def chosen(n: int, noise: Noise, *, is_known: bool, in_numpy: bool) -> tuple[Inf
         in_numpy: whether LAPACK can evaluate the evidence.
     """
     most = _exact_rows(noise, is_known=is_known, in_numpy=in_numpy)
-    by_all = Exact() if n <= most else Sparse()
+    inference = Exact() if n <= most else Sparse()
     compares = n > _EXACT_ROWS and is_known and noise.is_gaussian and n <= _NEAREST_ROWS
-    return (by_all, Nearest()) if compares else (by_all,)
+    return (inference, Nearest()) if compares else (inference,)
 
 
 def _exact_rows(noise: Noise, *, is_known: bool, in_numpy: bool) -> int:

@@ -218,13 +218,13 @@ class NearestRows(eqx.Module):
         return over_runs(lambda point, near: _predict_one(kernel, self, at, point, near))(points, near)
 
 
-def leave_one_out(kernel: Kernel, given: NearestRows, at: Points, rows: Int[AnyArray, " r"]) -> gp.LeaveOneOut:
+def leave_one_out(kernel: Kernel, posterior: NearestRows, at: Points, rows: Int[AnyArray, " r"]) -> gp.LeaveOneOut:
     """Errors and variances of some of the rows, each given the rows nearest to it."""
-    if namespace(given.targets) is np:
-        rest = given.targets, given.noises, at
-        mean, variance = nearest_host.predict(kernel, *rest, take(at, rows), given.neighbors, without=rows)
-        return gp.LeaveOneOut(given.targets[rows] - mean, given.scale * (variance + given.noises[rows]))
-    return _errors(kernel, given, at, rows, _neighbors_of_rows(kernel, given, at, rows))
+    if namespace(posterior.targets) is np:
+        rest = posterior.targets, posterior.noises, at
+        mean, variance = nearest_host.predict(kernel, *rest, take(at, rows), posterior.neighbors, without=rows)
+        return gp.LeaveOneOut(posterior.targets[rows] - mean, posterior.scale * (variance + posterior.noises[rows]))
+    return _errors(kernel, posterior, at, rows, _neighbors_of_rows(kernel, posterior, at, rows))
 
 
 def log_crps(

@@ -185,8 +185,8 @@ def _best_by_bound(
     """The best of initial models and another one, each also with more noise, by the bound through few points."""
     candidates = models.with_more_noise(with_initial(sparse, initial_models, model, data), _MORE_NOISE)
     number = len(sparse.points) if sparse.num_inducing is None else sparse.num_inducing
-    by_few = replace(sparse, points="greedy", num_inducing=min(number, _COMPARED_POINTS))
-    bound = lambda model: sparse.evidence(by_few.with_inducing_points(model, data), data, jitter)
+    few_points = replace(sparse, points="greedy", num_inducing=min(number, _COMPARED_POINTS))
+    bound = lambda model: sparse.evidence(few_points.with_inducing_points(model, data), data, jitter)
     best, values = models.greatest(candidates, bound)
     return models.one_of(candidates, best), values[best]
 
@@ -230,7 +230,7 @@ def optimum_of_some(
             failed_initial_values=xp.zeros((), np.int32),
         )
     if first is not None:
-        return first().found
+        return first().outcome
     tolerance = xp.minimum(inference.tolerance, TOLERANCE)
     exact = Exact(ard=inference.ard, tolerance=tolerance, max_iterations=inference.max_iterations)
     return exact_search(exact, initial_models, some, jitter)

@@ -44,12 +44,12 @@ class InputNoise(Noise):
         logit = namespace(optimum.evidence).zeros((), dtype)
         model = eqx.tree_at(lambda m: m.logit_fraction, optimum.model, logit, is_leaf=lambda node: node is None)
         variance = np.asarray(noise.LOG_SQUARE_VARIANCE, dtype)
-        of_noise = inference.with_limits(_STEPS, _TOLERANCE)
+        noise_inference = inference.with_limits(_STEPS, _TOLERANCE)
 
         def one_round(model: Model, relative: Float[AnyArray, " n"]) -> tuple[Found, Process, _Foreseen]:
             logs = _log_noises(inference, model, data._replace(base_variance=relative), jitter)
-            second = of_noise.search(initial_models(initial_of, logs, variance), logs, jitter)
-            after = of_noise.conclude(second, logs, jitter)
+            second = noise_inference.search(initial_models(initial_of, logs, variance), logs, jitter)
+            after = noise_inference.conclude(second, logs, jitter)
             foreseen = _foreseen(second.model, after, logs, variance)
             better = inference.refine(model, data._replace(base_variance=foreseen.relative), jitter)
             return better, after, foreseen

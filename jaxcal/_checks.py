@@ -323,16 +323,16 @@ def check_choice(name: str, value: object, choices: tuple) -> None:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}; got {value!r}.")
 
 
-def check_alone(given: str, **others: object) -> None:
+def check_alone(clause: str, **others: object) -> None:
     """Raise ValueError if one of the other arguments is not None, although they exclude an argument.
 
     Args:
-        given: a clause with that argument and the reason: "steps=3 is a training on all rows".
+        clause: states that argument and the reason: "steps=3 is a training on all rows".
         others: the other arguments, by name.
     """
     for name, value in others.items():
         if value is not None:
-            raise ValueError(f"{given}: it cannot go with {name}. Leave one of them out.")
+            raise ValueError(f"{clause}: it cannot go with {name}. Leave one of them out.")
 
 
 def check_at_least(name: str, value: Any, minimum: int) -> None:

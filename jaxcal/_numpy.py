@@ -85,9 +85,9 @@ def is_on_host(*trees: Any) -> bool:
 def keeps_known(function: Callable[P, T]) -> Callable[P, T]:
     """A function whose results are known if its arguments are known, also inside a transformation.
 
-    >>> halved, array, found = keeps_known(lambda array: array / 2), jnp.ones(2), []
-    >>> _ = jax.jit(lambda: found.append(halved(array)))()
-    >>> is_known(found)
+    >>> halved, array, results = keeps_known(lambda array: array / 2), jnp.ones(2), []
+    >>> _ = jax.jit(lambda: results.append(halved(array)))()
+    >>> is_known(results)
     True
     """
 

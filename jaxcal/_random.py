@@ -64,8 +64,8 @@ def leading(key: PRNGKeyArray, length: int, number: int | Int[Array, ""]) -> Int
     This holds if `draws_prefixes` is true for the key. Other keys give another permutation. If `number` is not traced,
     it is equal to `length`.
 
-    >>> found = jax.jit(leading, static_argnums=1)(jax.random.key(1), 2048, 2000)
-    >>> bool((found[:2000] == jax.random.permutation(jax.random.key(1), 2000)).all())
+    >>> indices = jax.jit(leading, static_argnums=1)(jax.random.key(1), 2048, 2000)
+    >>> bool((indices[:2000] == jax.random.permutation(jax.random.key(1), 2000)).all())
     True
     """
     if isinstance(number, int):
@@ -109,18 +109,18 @@ def uniform(
 ) -> Float[AnyArray, " n"]:
     """`number` values of `jax.random.uniform`: exact to the bit on [-1, 1] or [0, 1], else up to rounding.
 
-    >>> found = uniform(jax.random.key(2), 5, np.float32, -1.0, 1.0)
-    >>> bool((found == jax.random.uniform(jax.random.key(2), (5,), np.float32, -1, 1)).all())
+    >>> values = uniform(jax.random.key(2), 5, np.float32, -1.0, 1.0)
+    >>> bool((values == jax.random.uniform(jax.random.key(2), (5,), np.float32, -1, 1)).all())
     True
     """
     words, dtype = _words_of(key), np.dtype(dtype)
     if words is None or dtype not in (np.float32, np.float64):
         return jax.random.uniform(key, (number,), dtype, low, high)
     firsts, seconds = _threefry(words, number)
-    of_dtype, low, high = np.finfo(dtype), dtype.type(low), dtype.type(high)
+    float_info, low, high = np.finfo(dtype), dtype.type(low), dtype.type(high)
     words = firsts ^ seconds if dtype == np.float32 else firsts.astype(np.uint64) << np.uint64(32) | seconds
     # The bits are the mantissa of a number between 1 and 2.
-    mantissa = words >> words.dtype.type(of_dtype.bits - of_dtype.nmant)
+    mantissa = words >> words.dtype.type(float_info.bits - float_info.nmant)
     unit = (mantissa | np.ones((), dtype).view(words.dtype)).view(dtype) - dtype.type(1)
     return np.maximum(low, unit * (high - low) + low)
 

@@ -203,8 +203,8 @@ class WorstCaseGuarantee:
         """The smallest probability that the interval covers a new row; 0 if nothing is guaranteed.
 
         Example:
-            >>> found = [WorstCaseGuarantee(0.9, 100, folds).coverage for folds in (5, 10, 100)]
-            >>> print(" ".join(f"{coverage:.3f}" for coverage in found))
+            >>> coverages = [WorstCaseGuarantee(0.9, 100, folds).coverage for folds in (5, 10, 100)]
+            >>> print(" ".join(f"{coverage:.3f}" for coverage in coverages))
             0.724 0.718 0.800
         """
         if self.is_infinite:

@@ -287,14 +287,14 @@ def levels_of_sample(z: Float[AnyArray, "*runs l"]) -> Float[AnyArray, " l"]:
     return namespace(z).arange(1, size + 1, dtype=z.dtype) / (size + 1)
 
 
-def probabilities(base: Distribution, y: Float[Array, " l"], *, by_program: bool = False) -> Float[Array, " l"]:
+def probabilities(base: Distribution, y: Float[Array, " l"], *, compiled: bool = False) -> Float[Array, " l"]:
     """The probabilities base.cdf(y) of every row.
 
     Raises:
         ValueError: if base is a `Point`, if a probability is 0 or 1, or if base has no density at a y.
     """
     check_density(base)
-    p = cdf_of(base, y) if by_program else base.cdf(y)
+    p = cdf_of(base, y) if compiled else base.cdf(y)
     if (bad := rows_without_probability(base, y, p)).size:
         raise ValueError(
             "score='cdf' needs a base.cdf(y) strictly between 0 and 1, and a density of base at y. "

@@ -315,10 +315,10 @@ def rounded_outward(
         locations: the locations of the rows.
     """
     at_levels, xp = values.ndim > locations[0].ndim, namespace(values, *locations)
-    of_rows = [xp.broadcast_to(each[..., None] if at_levels else each, values.shape) for each in locations]
+    row_locations = [xp.broadcast_to(each[..., None] if at_levels else each, values.shape) for each in locations]
     # The other summand is q - loc, a multiple of the scale.
-    apart = [xp.where(xp.isfinite(values), values - each, 0) for each in of_rows]
-    return rounding.outward(values, xp.broadcast_to(side, values.shape), *of_rows, *apart)
+    apart = [xp.where(xp.isfinite(values), values - each, 0) for each in row_locations]
+    return rounding.outward(values, xp.broadcast_to(side, values.shape), *row_locations, *apart)
 
 
 def reached(y: Float[AnyArray, "*n"], *locations: Float[AnyArray, "*n"]) -> Float[AnyArray, "*n"]:

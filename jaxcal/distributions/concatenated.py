@@ -48,12 +48,12 @@ def concatenate(distributions: Sequence[Any]) -> Any:
         raise ValueError("distributions is empty: there is nothing to concatenate.")
     if (together := beneath_each_other(parts)) is not None:
         return together
-    of_numbers = [part for part in parts if isinstance(part, Distribution)]
-    if len(of_numbers) < len(parts):
+    univariate_parts = [part for part in parts if isinstance(part, Distribution)]
+    if len(univariate_parts) < len(parts):
         raise ValueError("distributions of vectors must be of one class, of as many outcomes, and share one table.")
     ends = np.cumsum([len(part) for part in parts])
-    whole = Concatenated(of_numbers, np.split(np.arange(ends[-1]), ends[:-1]))
-    return marked_out_of_fold(whole) if any(part.is_out_of_fold for part in of_numbers) else whole
+    whole = Concatenated(univariate_parts, np.split(np.arange(ends[-1]), ends[:-1]))
+    return marked_out_of_fold(whole) if any(part.is_out_of_fold for part in univariate_parts) else whole
 
 
 def beneath_each_other(parts: Sequence[R], order: np.ndarray | None = None) -> R | None:
@@ -65,7 +65,7 @@ def beneath_each_other(parts: Sequence[R], order: np.ndarray | None = None) -> R
     if len({jax.tree.structure(part) for part in parts}) > 1 or _holds_parts(parts[0]):
         return None
     axes, *leaves = (jax.tree.leaves(tree) for tree in (parts[0]._axes(), *parts))
-    if not all(_fit_together(*of_field) for of_field in zip(axes, *leaves, strict=True)):
+    if not all(_fit_together(*field) for field in zip(axes, *leaves, strict=True)):
         return None
     return _joined(parts, order)
 
@@ -176,9 +176,9 @@ class Concatenated(Distribution):
     @property
     def reach(self) -> Reach:
         """Every row has the reach of its part."""
-        of_parts = list(zip([part.reach for part in self.parts], _lengths(self.parts), strict=True))
-        xp = np if not _checks.is_traced(*(end for reach, _ in of_parts for end in reach[:2])) else jnp
-        of_rows = lambda k: self._join([xp.broadcast_to(reach[k], size) for reach, size in of_parts])
+        reaches = list(zip([part.reach for part in self.parts], _lengths(self.parts), strict=True))
+        xp = np if not _checks.is_traced(*(end for reach, _ in reaches for end in reach[:2])) else jnp
+        of_rows = lambda k: self._join([xp.broadcast_to(reach[k], size) for reach, size in reaches])
         return Reach(of_rows(0), of_rows(1))
 
     def __len__(self) -> int:
@@ -237,8 +237,8 @@ class Concatenated(Distribution):
             )
         place = np.argsort(np.asarray(self.rows))[rows]  # the positions among the rows of all parts in sequence
         part_of = np.searchsorted(self.ends, place, side="right")
-        by_part = np.argsort(part_of, kind="stable")
-        part_of, place, number = part_of[by_part], place[by_part], len(self.parts)
+        order = np.argsort(part_of, kind="stable")
+        part_of, place, number = part_of[order], place[order], len(self.parts)
         sizes, starts = np.bincount(part_of, minlength=number), np.array([0, *self.ends[:-1]])
         ends, place = np.cumsum(sizes), place - starts[part_of]  # the positions within each part
         # A part stays unchanged if all its rows are taken, in their order.
@@ -250,8 +250,8 @@ class Concatenated(Distribution):
             if size
         ]
         moments = None if self.moments is None else tuple(jnp.take(each, rows) for each in self.moments)
-        ends, by_part = tuple(ends[sizes > 0].tolist()), jax.device_put(by_part)
-        return replaced(self, parts=tuple(parts), rows=by_part, ends=ends, moments=moments)
+        ends, order = tuple(ends[sizes > 0].tolist()), jax.device_put(order)
+        return replaced(self, parts=tuple(parts), rows=order, ends=ends, moments=moments)
 
     def _each(self, method: str, values: ArrayLike) -> Float[Array, "*n"]:
         """The results of a method of every part for the values of its rows, in the order of the rows."""

@@ -208,8 +208,8 @@ class Empirical(Distribution):
         _checks.check_key(key)
         rows = self.loc.shape
         if self._of_groups:
-            of_all, group = self._of_groups
-            finite = eqx.tree_at(lambda tables: tables.values, of_all, linalg.finite_part(of_all.values))
+            group_tables, group = self._of_groups
+            finite = eqx.tree_at(lambda tables: tables.values, group_tables, linalg.finite_part(group_tables.values))
             icdf = lambda p: place(tables.quantile(finite, group, p, "inverse_cdf"), self.loc, self.scale)
             return sample_by_inversion(icdf, key, shape, rows, self.loc.dtype)
         drawn = jax.random.randint(key, (math.prod(shape), *rows), 0, self._size)
@@ -289,11 +289,11 @@ class Empirical(Distribution):
     def _moments(self) -> tuple[Float[JaxArray, "..."], Float[JaxArray, "..."]]:
         """The mean and the std of each row's table, [n]. For a shared table the axis of rows has length 1."""
         if self._of_groups:
-            of_all, group = self._of_groups
-            return of_all.mean[group], of_all.std[group]
+            group_tables, group = self._of_groups
+            return group_tables.mean[group], group_tables.std[group]
         # Infinite values become the outermost finite values.
-        of_tables = linalg.finite_part if is_working() else jnp.vectorize(linalg.finite_part, signature="(l)->(l)")
-        values = of_tables(self.z)
+        finite_part = linalg.finite_part if is_working() else jnp.vectorize(linalg.finite_part, signature="(l)->(l)")
+        values = finite_part(self.z)
         average = lambda values: values.mean(-1, keepdims=self._is_shared)
         deviations = values - values.mean(-1, keepdims=True)
         unit = linalg.scale_of(deviations)
@@ -329,12 +329,12 @@ def _placed(z: Float[JaxArray, "..."], loc: Float[JaxArray, "..."], scale: Float
 
 
 def _reach_of_groups(
-    of_all: Tables, group: Int[JaxArray, "*n"], new_weight: Float[JaxArray, "*n"] | None, central: bool
+    group_tables: Tables, group: Int[JaxArray, "*n"], new_weight: Float[JaxArray, "*n"] | None, central: bool
 ) -> Reach:
     """The levels that the weights of each row's group reach. A symmetric table holds each value twice."""
     sides = 1 + central
-    start, end = of_all.start[group], of_all.start[group + 1]
-    total = of_all.upto[end - 1] / sides
+    start, end = group_tables.start[group], group_tables.start[group + 1]
+    total = group_tables.upto[end - 1] / sides
     # W / (W + w), with the weight W of the group and the weight w of the new row.
     share = total / (total + (1 if new_weight is None else new_weight))
     highest = (1 + share) / 2 if central else share

@@ -556,8 +556,8 @@ class _CurvesOfGroups(NamedTuple):
         number = self.tables.total.shape[0]
         if self.new_weight is not None or number > self.group.shape[0]:
             return at_levels(self.icdf, levels, self.tables.total[self.group])
-        of_group = self._replace(group=namespace(self.group).arange(number, dtype=np.int32))
-        return at_levels(of_group.icdf, levels, self.tables.total)[self.group]
+        group_rows = self._replace(group=namespace(self.group).arange(number, dtype=np.int32))
+        return at_levels(group_rows.icdf, levels, self.tables.total)[self.group]
 
     def icdf(self, p: Float[JaxArray, "*n"]) -> Float[JaxArray, "*n"]:
         """The quantile of every row at a level of its own."""

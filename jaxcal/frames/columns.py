@@ -206,8 +206,8 @@ class Columns(eqx.Module):
 
         They are small integers, which do not change the dtype of the other columns.
         """
-        of_numbers = isinstance(categories[0], float)
-        labels, number = distinct_labels(self.layout.called(place), column, of_numbers=of_numbers)
+        numeric = isinstance(categories[0], float)
+        labels, number = distinct_labels(self.layout.called(place), column, numeric=numeric)
         known = {label: position for position, label in enumerate(categories)}
         position = np.array([known.get(label, -1) for label in labels], np.int16)[number]
         if (position < 0).any():
@@ -376,10 +376,10 @@ def _found_in_frame(x: Any, layout: Layout, chosen: tuple[int, ...]) -> list[_Fo
 
 
 def _found_in_column(name: str, column: Any, categorical: bool) -> _Found:
-    of_labels = holds_labels(name, column)
-    if not (categorical or of_labels):
+    has_labels = holds_labels(name, column)
+    if not (categorical or has_labels):
         return _found_in_numbers(name, numbers(name, column))
-    labels, number = distinct_labels(name, column, of_numbers=not of_labels)
+    labels, number = distinct_labels(name, column, numeric=not has_labels)
     if not categorical and names_rows(len(labels), len(number)):
         raise ValueError(
             f"{name} of x holds {len(labels)} different labels in {len(number)} rows: it seems to name "

@@ -136,8 +136,8 @@ def as_frame(x: Any) -> Any:
         raise ValueError(f"the columns of x must have different names; got {', '.join(names)}.")
     if frame.implementation.is_pandas():  # pandas cannot take rows of numbers of another byte order
         native = frame.to_native()
-        of_numpy = {name: dtype for name, dtype in native.dtypes.items() if isinstance(dtype, np.dtype)}
-        swapped = {name: dtype.newbyteorder("=") for name, dtype in of_numpy.items() if not dtype.isnative}
+        numpy_dtypes = {name: dtype for name, dtype in native.dtypes.items() if isinstance(dtype, np.dtype)}
+        swapped = {name: dtype.newbyteorder("=") for name, dtype in numpy_dtypes.items() if not dtype.isnative}
         if swapped:
             native = native.astype(swapped)
             return nw.from_native(native, eager_only=True)

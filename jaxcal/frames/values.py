@@ -10,7 +10,7 @@ from jaxcal.frames.layout import Table, as_frame, place_of
 
 # A label is a string in a column of text, and a number in a column of numbers. None stands for a missing label.
 Label = str | float | None
-_OF_LABELS = (str, int, float, type(None))
+_LABEL_TYPES = (str, int, float, type(None))
 
 
 def labels_in(x: Table, name: str) -> np.ndarray:
@@ -85,18 +85,18 @@ def numbers(name: str, column: Any) -> np.ndarray:
     return values
 
 
-def distinct_labels(name: str, column: Any, *, of_numbers: bool) -> tuple[tuple[Label, ...], Int[np.ndarray, " n"]]:
+def distinct_labels(name: str, column: Any, *, numeric: bool) -> tuple[tuple[Label, ...], Int[np.ndarray, " n"]]:
     """The labels of a column in increasing order, a missing label last, and the position of every row's label.
 
     Raises:
         ValueError: if a label is neither a number nor a string.
     """
-    if of_numbers:
+    if numeric:
         values = numbers(name, column)
         missing = np.isnan(values)
     else:
         objects, missing = values_of(column)
-        bad = [value for value in objects if not isinstance(value, _OF_LABELS)]
+        bad = [value for value in objects if not isinstance(value, _LABEL_TYPES)]
         if bad:
             raise ValueError(
                 f"{name} of x holds {len(bad)} values that are neither numbers nor strings, the first "
@@ -106,7 +106,7 @@ def distinct_labels(name: str, column: Any, *, of_numbers: bool) -> tuple[tuple[
     labels, position = np.unique(values[~missing], return_inverse=True)
     number = np.full(len(values), len(labels))
     number[~missing] = position
-    distinct = [float(label) if of_numbers else str(label) for label in labels]
+    distinct = [float(label) if numeric else str(label) for label in labels]
     return tuple([*distinct, None] if missing.any() else distinct), number
 
 

@@ -98,8 +98,8 @@ class Search(NamedTuple):
         **options: int | float | str | Sequence | None,
     ) -> "Search":
         """The given options, and the preset's values in place of None."""
-        of_paper = {"center": "mean", "correction": "none", "step": 10, "num_folds": 1}
-        paper = cls(_LEAST_ROWS_OF_PAPER, split_hidden=presets.usnrt(num_columns).hidden, **of_paper)
+        paper_options = {"center": "mean", "correction": "none", "step": 10, "num_folds": 1}
+        paper = cls(_LEAST_ROWS_OF_PAPER, split_hidden=presets.usnrt(num_columns).hidden, **paper_options)
         search = presets.settle({None: cls(), "paper": paper}, preset, **options)
         is_auto = isinstance(min_leaf, str)
         if is_auto:
@@ -251,16 +251,16 @@ def _best_splits(
             threshold=float(cuts.threshold[k]),
             left_categories=None,
         )
-        by_categories = [
+        category_splits = [
             cut._replace(
-                statistic=float(of_nodes[k].statistic),
-                feature=column if of_nodes[k].num_left else -1,
+                statistic=float(node_subsets[k].statistic),
+                feature=column if node_subsets[k].num_left else -1,
                 threshold=np.inf,
-                left_categories=of_nodes[k].left,
+                left_categories=node_subsets[k].left,
             )
-            for column, of_nodes in zip(problem.columns.categorical, subsets, strict=True)
+            for column, node_subsets in zip(problem.columns.categorical, subsets, strict=True)
         ]
-        best.append(max([cut, *by_categories], key=lambda split: split.statistic))
+        best.append(max([cut, *category_splits], key=lambda split: split.statistic))
     return best
 
 
@@ -309,14 +309,16 @@ def _corrected_log_p(
     num_nodes, slots, dtype = nodes.max() + 1, len(cuts.statistic), cuts.statistic.dtype
     # Filled up to the most nodes of a level, so that all levels share a compiled program. The filling has no splits.
     filled = lambda values, value: np.pad(values, ((0, 0), (0, slots - num_nodes)), constant_values=value)
-    by_subset, of_subsets = (
-        np.array([[getattr(one, name) for one in of_nodes] for of_nodes in subsets], dtype).reshape(-1, num_nodes)
+    subset_statistics, subset_counts = (
+        np.array([[getattr(one, name) for one in node_subsets] for node_subsets in subsets], dtype).reshape(
+            -1, num_nodes
+        )
         for name in ("statistic", "log_num_splits")
     )
-    by_subset, of_subsets = filled(by_subset, 0), filled(of_subsets, -np.inf)
+    subset_statistics, subset_counts = filled(subset_statistics, 0), filled(subset_counts, -np.inf)
     # max |T| over all columns, and the log number of splits of each column: together they give the bound.
-    largest = np.max([cuts.statistic, *by_subset], axis=0)
-    counts = np.concatenate([cuts.log_num_splits, of_subsets.T], axis=1)
+    largest = np.max([cuts.statistic, *subset_statistics], axis=0)
+    counts = np.concatenate([cuts.log_num_splits, subset_counts.T], axis=1)
     is_ordered = np.arange(counts.shape[1]) < cuts.log_num_splits.shape[1]
     if search.correction == "none":  # a single split
         counts, is_ordered = np.zeros_like(counts[:, :1]), np.zeros(1, bool)
@@ -328,8 +330,10 @@ def _corrected_log_p(
         )
         if subsets:  # Bonferroni over the two kinds of columns
             is_ordered = np.zeros(len(subsets), bool)
-            by_bound, _ = _bounds(by_subset.max(axis=0), cuts.num_rows, search.min_leaf, of_subsets.T, is_ordered)
-            log_p = np.minimum(math.log(2) + np.minimum(log_p, by_bound), 0)
+            subset_log_p, _ = _bounds(
+                subset_statistics.max(axis=0), cuts.num_rows, search.min_leaf, subset_counts.T, is_ordered
+            )
+            log_p = np.minimum(math.log(2) + np.minimum(log_p, subset_log_p), 0)
     return np.asarray(log_p)[:num_nodes], np.asarray(critical_value)[:num_nodes]
 
 

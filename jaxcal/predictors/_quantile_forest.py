@@ -88,15 +88,15 @@ class LeafTargets:
             weights: of the trees for each row [T, m], with the sum 1 over trees; None for equal weights.
         """
         number, trees = leaves.shape
-        of_trees = np.full((trees, 1), 1 / trees) if weights is None else weights
-        of_trees = np.broadcast_to(of_trees.T, (number, trees))
+        tree_weights = np.full((trees, 1), 1 / trees) if weights is None else weights
+        tree_weights = np.broadcast_to(tree_weights.T, (number, trees))
         # The expected number of targets that a row reaches in a tree: it reaches large leaves more often than small
         # ones.
         in_leaf = np.diff(self.shares.indptr)
         reached = max(float((in_leaf**2).sum() / max(in_leaf.sum(), 1)), 1.0)
         at_once = max(int(_AT_ONCE / (trees * reached)), 1)
         starts = range(0, number, at_once)
-        parts = [self._slices(leaves[k : k + at_once], of_trees[k : k + at_once]) for k in starts]
+        parts = [self._slices(leaves[k : k + at_once], tree_weights[k : k + at_once]) for k in starts]
         return Slices(*map(np.concatenate, zip(*parts, strict=True)))
 
     def _slices(self, leaves: np.ndarray, weights: np.ndarray) -> Slices:

@@ -136,8 +136,8 @@ class Tree(Node):
 
         def below(node: Int[AnyArray, " n"]) -> Int[AnyArray, " n"]:
             feature = xp.maximum(self.feature[node], 0)
-            by_category = self.left_categories[node, codes[rows, feature]]
-            left = xp.where(categorical[feature], by_category, x[rows, feature] <= self.threshold[node])
+            is_left_category = self.left_categories[node, codes[rows, feature]]
+            left = xp.where(categorical[feature], is_left_category, x[rows, feature] <= self.threshold[node])
             child = xp.where(left, self.children[node, 0], self.children[node, 1])
             return xp.where(self.feature[node] >= 0, child, node)
 

@@ -145,8 +145,8 @@ def out_of_fold_residuals(
     label = "usnrt.fit: networks without a fold"
     _, fold_residuals = each_run(_train_mean, _shared(problem, settings), own, label=label, slots=len(own))
     residuals = np.zeros((num_members, number), problem.target.dtype)
-    for k, (fold, of_fold) in enumerate(zip(folds, np.asarray(fold_residuals), strict=True)):
-        residuals[k // num_folds, fold] = of_fold[: len(fold)]
+    for k, (fold, padded_residuals) in enumerate(zip(folds, np.asarray(fold_residuals), strict=True)):
+        residuals[k // num_folds, fold] = padded_residuals[: len(fold)]
     return residuals
 
 
@@ -213,8 +213,8 @@ def train_leaves(
         start: the networks [m] that the networks of a member's leaves start from; None for new networks.
         draws: the random draws of the trainings.
     """
-    flat = [rows for of_tree in leaves for rows in of_tree]
-    counts = np.array([len(of_tree) for of_tree in leaves])
+    flat = [rows for tree_leaves in leaves for rows in tree_leaves]
+    counts = np.array([len(tree_leaves) for tree_leaves in leaves])
     rows = Rows.divided(flat, settings.validation_fraction, problem.target.shape[0], draws.rng, held_out)
     start = as_numpy(start)
     starts = [jax.tree.map(lambda leaf, k=k: leaf[k], start) for k in np.repeat(np.arange(len(leaves)), counts)]
@@ -293,9 +293,9 @@ def _train_start(inputs, target, settings: presets.Settings, rows: Rows, key, re
     mean_key, variance_key = _random.split(key)
     mean = _trained_mean(rows.of(inputs, target), rows, mean_key, settings)
     options = {"activation": settings.variance_activation}
-    of_residuals = rows.of(inputs, residuals)
+    residual_parts = rows.of(inputs, residuals)
     loss = residual_negative_log_likelihood
-    return NormalNetwork((mean, _trained(loss, of_residuals, rows, variance_key, settings, **options)))
+    return NormalNetwork((mean, _trained(loss, residual_parts, rows, variance_key, settings, **options)))
 
 
 def _trained_mean(parts: tuple[tuple, tuple], rows: Rows, key, settings: presets.Settings) -> FeedForward:

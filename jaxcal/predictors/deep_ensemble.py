@@ -124,8 +124,8 @@ def _one_by_one(train: Partial, rows: Rows | None, key: PRNGKeyArray, num_member
         for own_key in _random.split(key, num_members):
             trained.append(train(key=own_key, rows=rows))
             work.advance()
-    optima, (of_first, *_) = zip(*trained, strict=True)
-    return stacked(optima), of_first
+    optima, (first_rows, *_) = zip(*trained, strict=True)
+    return stacked(optima), first_rows
 
 
 @_programs.jit

@@ -236,13 +236,13 @@ class GaussianProcess(HoldsProcess):
 
 def _given(kernel: Any, noise: Noise, preset: str | None) -> Given:
     """The checked kernel and noise."""
-    by_name = isinstance(kernel, str)
+    is_name = isinstance(kernel, str)
     _checks.check_choice("preset", preset, tuple(_PRESETS))
-    if preset and not (by_name and kernel == _SQUARED_EXPONENTIAL and noise.known_variance is None):
+    if preset and not (is_name and kernel == _SQUARED_EXPONENTIAL and noise.known_variance is None):
         raise ValueError(f"preset={preset!r} has a kernel and a noise of its own: do not give these.")
     if preset and not noise.is_gaussian:
         raise ValueError(f"preset={preset!r} has Gaussian noise; got {type(noise).__name__}.")
-    if by_name:
+    if is_name:
         _checks.check_choice("kernel", kernel, (_SQUARED_EXPONENTIAL, "nngp"))
         if kernel == _SQUARED_EXPONENTIAL:
             return Given.of(None, noise)

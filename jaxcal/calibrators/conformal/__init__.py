@@ -210,7 +210,7 @@ def fit(
         seed = jax.random.bits(key, (), "uint32")
     scale, reading = _scale(score, base), rule or ("conformal" if score == "signed" else "symmetric")
     if scale == "cdf":
-        scores = smoothed(in_order(probabilities(base, y, by_program=rule == "randomized")), smoothing)
+        scores = smoothed(in_order(probabilities(base, y, compiled=rule == "randomized")), smoothing)
     else:
         finite, instead = rule == "linear" or smoothing is not None, AS_POINT if rule else ABSOLUTE
         errors = standardized_errors(base, y, scale == "std", finite=finite, instead=instead)

@@ -2,8 +2,8 @@
 
 Threads slow small problems down: on CPUs a sweep is one process a core, each with a single thread and, where all cores
 have one, bound to its core. An accelerator is one device for one process: there, take `executor=ThreadPoolExecutor(1)`,
-and do many runs within a job by `vmap`. Clusters are reached through dask, Ray, submitit or MPI: see docs/clusters.md.
-A sweep that was stopped goes on where it was.
+and do many runs within a job by `vmap`. Clusters are reached through dask, Ray, submitit or MPI: see
+docs/how-to/clusters.md. A sweep that was stopped goes on where it was.
 """
 
 from typing import Any

@@ -36,7 +36,7 @@ OPTIONAL = (
 )
 EXAMPLES = BLOCK.findall(README.read_text(encoding="utf-8"))
 # Its programs need a cluster: `test_sweep_clusters.py` runs them.
-CLUSTERS = DOCS / "clusters.md"
+CLUSTERS = DOCS / "how-to" / "clusters.md"
 WITH_CODE = [page for page in PAGES if page != CLUSTERS and BLOCK.search(page.read_text(encoding="utf-8"))]
 # Rounding decides how a training goes on: on another processor what these print is another network's.
 NETWORKS = [f"jc.{case.method.__name__.rpartition('.')[2]}.fit" for case in CASES if case.is_network]

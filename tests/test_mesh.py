@@ -220,6 +220,6 @@ def test_derivatives_of_runs_spread_over_devices():
 
 @pytest.mark.slow
 def test_example_of_the_documentation():
-    text = (Path(__file__).parents[1] / "docs" / "accelerators.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[1] / "docs" / "how-to" / "accelerators.md").read_text(encoding="utf-8")
     (example,) = (code for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "make_mesh" in code)
     assert on_four_devices(example) == [8, 4]

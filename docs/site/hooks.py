@@ -87,7 +87,10 @@ def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files
 
     def draw(match: re.Match) -> str:
         kind, formula = match.groups()
-        return convert(html.unescape(formula).strip(), display="block" if kind in ("div", "$$") else "inline")
+        formula = html.unescape(formula).strip()
+        if kind in ("div", "$$"):  # a frame that scrolls: not every browser scrolls MathML itself
+            return f'<span class="formula">{convert(formula, display="block")}</span>'
+        return convert(formula)
 
     def replace(match: re.Match) -> str:
         found = _file_of(match[1], page, files)

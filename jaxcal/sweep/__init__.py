@@ -3,7 +3,7 @@
 Threads slow small problems down. So on CPUs a sweep has one process for each core, with a single thread. If all cores
 have a process, each process is bound to its core. An accelerator is one device for one process. There, take
 `executor=ThreadPoolExecutor(1)`, and do many runs within a job by `vmap`. Clusters are reached through dask, Ray,
-submitit or MPI: see docs/clusters.md. A sweep that was stopped continues where it was.
+submitit or MPI: see docs/how-to/clusters.md. A sweep that was stopped continues where it was.
 """
 
 from typing import Any

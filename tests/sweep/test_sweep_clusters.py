@@ -13,7 +13,7 @@ from jaxcal import progress, sweep
 pytestmark = pytest.mark.any_precision
 
 JOBS = [{"seed": seed} for seed in range(8)]
-PAGE = (Path(__file__).parents[2] / "docs" / "clusters.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "clusters.md").read_text(encoding="utf-8")
 PROGRAMS = dict(re.findall(r"```python\n# (\w+\.py)\n(.*?)```", PAGE, re.DOTALL))
 NEEDS = {"run_dask.py": "distributed", "run_mpi.py": "mpi4py", "run_ray.py": "ray", "run_submitit.py": "submitit"}
 # Two workers of dask in place of those that SLURM would start.

@@ -232,8 +232,8 @@ class Rows:
         std = None if roles.std is None else table.numbers(roles.std)
         if std is not None and (std < 0).any():
             raise ValueError(
-                f"column {roles.std!r} of {table.file} must not be negative; {np.sum(std < 0)} values are, "
-                f"the first in data row {np.argmax(std < 0) + 1}."
+                f"column {roles.std!r} must not be negative; {np.sum(std < 0)} values are, the first in "
+                f"{table.row(int(np.argmax(std < 0)))}."
             )
         x = table.select(roles.features) if roles.features else None
         y = targets(table, roles.target) if with_targets else None

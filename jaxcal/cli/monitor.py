@@ -36,10 +36,10 @@ def monitor(
 ) -> None:
     """Measure how often intervals cover while FILE grows, and test whether their guarantee is still true.
 
-    The first rows, in the order of time, calibrate two intervals of the rows after them: the fixed one of split
-    conformal prediction, and one that adapts after every row (adaptive conformal inference). A conformal test
-    martingale tests whether the errors change. The command may be repeated whenever rows were added: as long as targets
-    become known in the order of the rows, that makes no false alarm more likely.
+    The first rows, in the order of time, calibrate two intervals of the rows after them. One is fixed, by split
+    conformal prediction; the other adapts after every row (adaptive conformal inference). A conformal test martingale
+    tests whether the errors change. The command may be repeated whenever rows were added. As long as targets become
+    known in the order of the rows, that makes no false alarm more likely.
     """
     import jax
 
@@ -79,7 +79,7 @@ def monitor(
 
 
 def _in_order(table: Table, time: str | None) -> tuple[np.ndarray, list[str] | None]:
-    """The numbers of the rows in the order of time, and the time of each row of the file, if it has a column of it."""
+    """The numbers of the rows in the order of time, and the time of every row in words; None without times."""
     if time is None:
         return np.arange(len(table)), None
     order, times = table.times(time)

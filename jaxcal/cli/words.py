@@ -16,7 +16,7 @@ from jaxcal.cli.files import Table
 _LARGER_GROUPS = "Fit to more rows of small groups, by --calibration-fraction, or put small groups together."
 _NARROWER = "It is finite with more calibration rows, or at levels nearer to 0.5."
 _CORRECT = "Correct them, or omit --std."
-# What the library says, and what is said instead: a number `row` becomes the row of the file.
+# A message of the library, and the words in its place; the number `row` becomes a row of the file.
 _RULES = (
     # Of these the fit to all rows says the same, with a number that is a row's.
     (r"^in a fit .* counts its rows anew: (row \d+ lies|min_leaf).*", ""),

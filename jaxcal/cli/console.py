@@ -42,7 +42,7 @@ class Commands(TyperGroup):
 @contextmanager
 def _warnings_in_one_line() -> Iterator[None]:
     """Inside, a warning is one line on stderr, and comes once."""
-    told, formatted = set(), warnings.formatwarning
+    told = set()
 
     def show(message: object, *_: object, **__: object) -> None:
         if str(message) not in told:
@@ -52,21 +52,12 @@ def _warnings_in_one_line() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("always", UserWarning)
         warnings.showwarning = show
-        # Threads that catch warnings at once, as scikit-learn's may, put back Python's way to show them, but not this.
-        warnings.formatwarning = lambda message, *_, **__: f"{_one_line('Warning', message)}\n"
-        try:
-            yield
-        finally:
-            warnings.formatwarning = formatted
+        yield
 
 
 def complain(kind: str, message: object) -> None:
     """A line on stderr."""
-    _say_on_stderr(_one_line(kind, message))
-
-
-def _one_line(kind: str, message: object) -> str:
-    return f"{kind}: {' '.join(str(message).split())}"
+    _say_on_stderr(f"{kind}: {' '.join(str(message).split())}")
 
 
 def say(text: str) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 import jaxcal as jc
-from jaxcal.cli import console, files, numerals
+from jaxcal.cli import console, files, numerals, words
 from jaxcal.cli.files import Table
 
 if TYPE_CHECKING:  # slow to import
@@ -82,7 +82,8 @@ def choose_features(
         if why.is_told:
             instead = " To use it, name all features: --features." if why.may_be_named else ""
             console.complain("Warning", f"column {name!r} {why.text} and is no feature.{instead}")
-    return tuple(chosen), jc.frames.columns.Columns.of(table.frame.select(chosen)) if chosen else None
+    with words.of_rows(table):
+        return tuple(chosen), jc.frames.columns.Columns.of(table.frame.select(chosen)) if chosen else None
 
 
 def _names_in(text: str) -> list[str]:

@@ -470,7 +470,7 @@ def test_demo_measures_and_draws(rng, tmp_path, monkeypatch):
         "GradientBoostingRegressor",
         "std of its training errors",
         "rio",
-        "conformal",
+        "learned errors",
     ]
     for name in ("reliability.png", "intervals.png"):
         assert (out / name).read_bytes().startswith(b"\x89PNG")

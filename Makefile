@@ -18,7 +18,7 @@ $(VENV)/.ready: pyproject.toml
 	touch $@
 
 demo: setup
-	$(BIN)/jaxcal demo
+	$(BIN)/jaxcal demo --force
 
 # The examples of the docstrings run in 32 bits, as in a reader's session.
 test: setup

@@ -108,8 +108,8 @@ def test_the_commands_of_their_page_run_and_print_what_is_shown(fits_models, mon
     exec(BLOCK.search(text)[1], {})  # it writes the files
     without_seconds = lambda output: re.sub(r"[\d.]+ s\.", "", output)
     commands = COMMAND.findall(text)
-    assert [command.split()[1] for command, _ in commands] == ["calibrate", "calibrate", "apply", "monitor"]
-    for command, shown in commands[1:2] if fits_models else commands[:1] + commands[2:]:
+    assert [command.split()[1] for command, _ in commands] == [*["calibrate"] * 3, "apply", "monitor"]
+    for command, shown in commands[2:3] if fits_models else commands[:2] + commands[3:]:
         _, *arguments = shlex.split(command.replace("\\\n", ""))
         printed = CliRunner().invoke(app, arguments, catch_exceptions=False).stdout  # no progress
         tolerance = 0.3 if fits_models else 0.02  # a network is among the models

@@ -76,7 +76,7 @@ def line(method: str, file: Path, limit: float) -> str:
     if method == "sharp-gp":
         roles += ["--training", str(_head(file))]
     out = file.with_name("out.csv")
-    command = [sys.executable, "-m", "jaxcal", "calibrate", str(file), *roles, "--out", str(out)]
+    command = [sys.executable, "-m", "jaxcal", "calibrate", str(file), *roles, "--out", str(out), "--force"]
     began = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     while (ended := os.wait4(process.pid, os.WNOHANG))[0] == 0:

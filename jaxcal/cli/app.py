@@ -22,9 +22,11 @@ except ImportError as error:
     raise ImportError("The command line needs an extra: pip install 'jaxcal[cli]'.") from error
 
 import jaxcal as jc
+from jaxcal.cli import files
 from jaxcal.cli import methods as method_names
 from jaxcal.cli.calibrate import apply, calibrate
 from jaxcal.cli.monitor import monitor
+from jaxcal.cli.options import Force
 
 if TYPE_CHECKING:
     from jaxcal.distributions import Distribution
@@ -64,13 +66,17 @@ def demo(
     dataset: Annotated[str, typer.Option(help="A data set of `jaxcal data`.")] = "auto_mpg",
     seed: Annotated[int, typer.Option(help="Of the model and of the folds.")] = 0,
     out: Annotated[Path, typer.Option(help="Folder for two pictures.")] = Path("jaxcal-demo"),
+    force: Force = False,
 ) -> None:
     """Calibrate a model of scikit-learn on real data, and show what its intervals hold before and after."""
     import jax
     from sklearn.ensemble import GradientBoostingRegressor
 
+    pictures = out / "reliability.png", out / "intervals.png"
     data = _ask(jc.datasets.load, dataset)
     _make_folder(out)
+    for picture in pictures:
+        files.check_output(picture, "--out", [], force=force)
     console.say(f"{dataset}: {len(data.y)} rows, {data.x.shape[1]} features, target {data.target_name}.")
     model = GradientBoostingRegressor(random_state=seed)
     folds, key = jc.pipeline.Folds(folds=5), jax.random.key(seed)
@@ -85,7 +91,8 @@ def demo(
     console.say(f"\n{replace(fitted, steps=(first, usual, *others))}\n\n{fitted.guarantee(0.9)}\n")
     with console.working("Draw two pictures"):
         forecasts = {"by training errors": usual.predictions, "by jaxcal.pipeline": fitted.out_of_fold}
-        reliability, intervals = _draw(out, data.target_name, data.y, forecasts)
+        _draw(pictures, data.target_name, data.y, forecasts)
+    reliability, intervals = pictures
     console.say(
         f"\n{intervals}: predictions of rows that the model was fitted without, and their 90 % intervals.\n"
         f"{reliability}: the fraction of the targets below each predicted quantile. A calibrated forecast follows the "
@@ -117,13 +124,13 @@ def _make_folder(folder: Path) -> None:
         raise ValueError(f"cannot write into the folder {folder}: permission denied.")
 
 
-def _draw(folder: Path, target_name: str, y: np.ndarray, forecasts: "dict[str, Distribution]") -> tuple[Path, Path]:
-    """Draw the reliability of the forecasts, and their intervals side by side."""
+def _draw(pictures: tuple[Path, Path], target_name: str, y: np.ndarray, forecasts: "dict[str, Distribution]") -> None:
+    """The reliability of the forecasts, and their intervals beside each other."""
     import matplotlib
     import matplotlib.pyplot as plt
 
     matplotlib.use("agg")  # to files, also where there is no screen
-    reliability, intervals = folder / "reliability.png", folder / "intervals.png"
+    reliability, intervals = pictures
     jc.plots.reliability_diagram(y, forecasts)
     plt.savefig(reliability, dpi=200)
     with plt.rc_context({"font.size": 8, "axes.spines.top": False, "axes.spines.right": False}):
@@ -134,7 +141,6 @@ def _draw(folder: Path, target_name: str, y: np.ndarray, forecasts: "dict[str, D
     axes[0].set_ylabel(target_name.replace("_", " "))
     plt.savefig(intervals, dpi=150)
     plt.close("all")
-    return reliability, intervals
 
 
 # jaxcal calibrate, apply and monitor

@@ -11,10 +11,10 @@ import numpy as np
 import typer
 
 import jaxcal as jc
-from jaxcal.cli import console, files, methods, report
+from jaxcal.cli import console, files, methods, report, words
 from jaxcal.cli.columns import Roles, Rows, choose_features, targets
 from jaxcal.cli.files import Table
-from jaxcal.cli.options import Decimal, Encoding, Out, Separator, Thousands, csv_format, told
+from jaxcal.cli.options import Decimal, Encoding, Force, Out, Separator, Thousands, csv_format, told
 from jaxcal.cli.text import Format
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class _Tables:
 class _Options:
     """The options of the fit of a model or a calibrator."""
 
-    method: str
+    method: str | None
     fraction: float | None
     training: Path | None
     features: str | None
@@ -98,7 +98,11 @@ def calibrate(
     features: Annotated[str | None, told("Columns of the inputs, a,b,c.", "all others with numbers or labels")] = None,
     exclude: Annotated[str | None, told("Columns, a,b,c, that are no features and stay in the file.", "none")] = None,
     method: Annotated[
-        str | None, told("A calibrator of `jaxcal methods`, or several in their order: rio,crude.", "rio")
+        str | None,
+        told(
+            "A calibrator of `jaxcal methods`, or several in their order: rio,crude.",
+            "rio,split-conformal; split-conformal without inputs, or with weights",
+        ),
     ] = None,
     models: Annotated[
         str | None,
@@ -125,6 +129,7 @@ def calibrate(
     seed: Annotated[int, typer.Option(help="Of the random fraction, and of the method.")] = 0,
     prefix: Annotated[str, typer.Option(help="Before the names of the columns written.")] = "",
     out: Out = None,
+    force: Force = False,
     save: Annotated[Path | None, typer.Option(help="Keep what was fitted in this file, for `jaxcal apply`.")] = None,
     page: Annotated[
         Path | None, typer.Option("--report", help="A page, .html, with scores and pictures before and after.")
@@ -143,16 +148,18 @@ def calibrate(
     levels = _parse_levels(quantiles)
     _check_seed(seed)
     _check_calibration(calibration, calibration_fraction, file)
-    tables = _Tables.read(file, calibration, csv_format(separator, decimal, thousands, encoding))
-    names = _names(levels, prefix, tables.table, are_split=tables.are_one)
-    inputs = (file, calibration, training)
-    out = _checked_out(out, inputs, tables.table)
+    others = [file, calibration, training]
+    out = _checked_out(out, others, force=force)
     for option, other in (("--save", save), ("--report", page)):
         if other is not None:
-            files.check_output(other, option, (*inputs, out))
+            files.check_output(other, option, [*others, out], force=force)
+            others.append(other)
+    tables = _Tables.read(file, calibration, csv_format(separator, decimal, thousands, encoding))
+    names = _names(levels, prefix, tables.table, are_split=tables.are_one)
+    _check_holds(out, tables.table)
     roles = Roles(target, prediction, std, by, weights)
     roles.check(tables.source)
-    options = _Options(method or "rio", calibration_fraction, training, features, exclude, models, time_limit, seed)
+    options = _Options(method, calibration_fraction, training, features, exclude, models, time_limit, seed)
     if prediction is None:
         option_names = ("--std", "--method", "--by", "--weights", "--calibration-fraction", "--training")
         option_values = zip(option_names, (std, method, by, weights, calibration_fraction, training), strict=True)
@@ -177,6 +184,7 @@ def apply(
     quantiles: Annotated[str | None, told("Levels of the quantiles to write.", "those of the fit")] = None,
     prefix: Annotated[str | None, told("Before the names of the columns written.", "that of the fit")] = None,
     out: Out = None,
+    force: Force = False,
     separator: Separator = None,
     decimal: Decimal = None,
     thousands: Thousands = None,
@@ -186,6 +194,7 @@ def apply(
 
     The format of the fit is assumed where FILE leaves it open, for example for thousands separators and the encoding.
     """
+    out = _checked_out(out, [file, model], force=force)
     saved = jc.load(model)
     if not (isinstance(saved, dict) and saved.get("kind") == _KIND):
         raise ValueError(f"{model} was not written by jaxcal calibrate --save: jaxcal.load reads it in Python.")
@@ -194,9 +203,9 @@ def apply(
     named, usual = csv_format(separator, decimal, thousands, encoding), Format(**saved.get("format", {}))
     table = Table.read(file, named, usual, saved.get("texts"))
     names = _names(levels, saved["prefix"] if prefix is None else prefix, table, are_split=False)
-    out = _checked_out(out, (file, model), table)
+    _check_holds(out, table)
     console.say(f"{model}: {saved['about']}")
-    with console.working(f"Predict {len(table)} rows"):
+    with console.working(f"Predict {len(table)} rows"), words.of_rows(table):
         forecast = _predict(saved, roles, table)
     _write(forecast, table, levels, names, None, out)
     y = targets(table, roles.target)
@@ -238,26 +247,33 @@ def _save(path: Path, fitted: _Fitted, tables: _Tables, levels: list[float], pre
     console.say(f"{path}: what was fitted; jaxcal apply {path} FILE predicts by it.")
 
 
-def _checked_out(out: Path | None, inputs: Sequence[Path | None], table: Table) -> Path:
-    """The file to write. If the user named none, it lies in the folder of the table's file.
+def _checked_out(out: Path | None, inputs: Sequence[Path | None], *, force: bool) -> Path:
+    """The file to write, beside the first input where none is named.
 
     Raises:
-        ValueError: if it could not be written.
+        ValueError: if it could not be written, or exists.
     """
-    file, text = table.file, table.text
+    file = Path(str(inputs[0]))
     out = out or file.with_name(f"{file.stem}.calibrated{file.suffix}")
     files.check_suffix(out)
-    files.check_output(out, "--out", inputs, table)
+    files.check_output(out, "--out", inputs, force=force)
+    return out
+
+
+def _check_holds(out: Path, table: Table) -> None:
+    """Raise ValueError if a file of this name cannot hold a table, or the text that the table is."""
+    files.check_holds(out, table)
+    file, text = table.file, table.text
     if text is not None and out.suffix.lower() == ".tsv" and text.format.separator != "\t":
         raise ValueError(f"cannot write {out}: the fields of {file} are not separated by tabs, and stay as they are.")
-    return out
 
 
 def _write(
     forecast: "Distribution", table: Table, levels: list[float], names: list[str], fitting: np.ndarray | None, out: Path
 ) -> None:
-    """Write mean, std and quantiles of every row. If some rows were fitted on, write also which rows."""
-    values = [forecast.mean, forecast.std, *np.asarray(forecast.icdf(np.array(levels))).T]
+    """Write mean, std and quantiles of every row and, where a part was fitted on, which rows those were."""
+    with words.of_rows(table):
+        values = [forecast.mean, forecast.std, *np.asarray(forecast.icdf(np.array(levels))).T]
     if fitting is not None:
         values.append(np.isin(np.arange(len(table)), fitting))
     table.write(dict(zip(names, map(np.asarray, values), strict=True)), out)
@@ -270,40 +286,33 @@ def _write(
 def _fit_calibrator(tables: _Tables, roles: Roles, options: _Options) -> _Fitted:
     """A calibrator of a column of predictions."""
     table = tables.table
-    names = methods.find(options.method)
+    method, roles, chosen = _choose_method(tables, roles, options)
+    names = methods.find(method)
     counted = [name for name in ("by", "weights") if getattr(roles, name) is not None]
-    methods.check_options(names, counted)
-    chosen = {}
-    if methods.uses_inputs(names):
-        features, columns = choose_features(roles, options.features, options.exclude, tables.source)
-        roles = replace(roles, features=features)
-        chosen = {} if columns is None else {"categorical": columns}
-    else:
-        console.say(f"{options.method} uses no features.")
-        if options.features is not None:
-            console.complain("Warning", f"--features has no effect: {options.method} uses none.")
     table.check_numerals(set(roles.features) - set(tables.source.texts))
     rows = Rows.read(table, roles)
     source = rows if tables.are_one else Rows.read(tables.source, roles)
     fitting, rest = _rows_to_fit(source, rows, tables, options)
     fitted_on = source.take(fitting)
+    if roles.by is not None:
+        _check_groups(source, rows, fitting, tables, roles.by)
     training = _training_rows(options.training, roles, tables)
     fit = methods.fit_of(names, chosen, training, has_inputs=bool(roles.features), seed=options.seed)
-    with console.working(f"Fit {options.method} to {len(fitting)} rows"):
+    with console.working(f"Fit {method} to {len(fitting)} rows"), words.of_rows(tables.source, fitting):
         calibrator = fit(fitted_on.x, fitted_on.base, fitted_on.y, **fitted_on.counts)
     taken = [name for name in counted if name in inspect.signature(type(calibrator).__call__).parameters]
     for name in taken:
         table.check_column(getattr(roles, name))
-    with console.working(f"Predict {len(table)} rows"):
+    with console.working(f"Predict {len(table)} rows"), words.of_rows(table):
         forecast = calibrator(rows.x, rows.base, **{name: rows.counts[name] for name in taken})
-    guarantees = _guarantees(calibrator, fitted_on.counts.get("by"))
+    guarantees = _guarantees(calibrator, fitted_on.counts.get("by"), table)
     for line in guarantees:
         console.say(line)
     unseen = rows.take(rest)
     measured = report.Measured(
         roles=roles,
         table=table,
-        method=options.method,
+        method=method,
         num_fitting=len(fitting),
         seed=options.seed,
         y=unseen.y,
@@ -318,6 +327,25 @@ def _fit_calibrator(tables: _Tables, roles: Roles, options: _Options) -> _Fitted
     return _Fitted(calibrator, taken, forecast, fitting if tables.are_one else None, measured)
 
 
+def _choose_method(tables: _Tables, roles: Roles, options: _Options) -> tuple[str, Roles, dict[str, Any]]:
+    """The method, the roles with the features that it uses, and what these hold.
+
+    By default RIO corrects the predictions where there are inputs; its intervals are often too narrow or too wide, so
+    that split conformal prediction follows. RIO uses no weights, nor does a chain.
+    """
+    method = options.method or (None if roles.weights is None else "split-conformal")
+    if method is not None:
+        methods.check_options(methods.find(method), [name for name in ("by", "weights") if getattr(roles, name)])
+        if not methods.uses_inputs(methods.find(method)):
+            console.say(f"{method} uses no features.")
+            if options.features is not None:
+                console.complain("Warning", f"--features has no effect: {method} uses none.")
+            return method, roles, {}
+    features, columns = choose_features(roles, options.features, options.exclude, tables.source)
+    method = method or ("rio,split-conformal" if features else "split-conformal")
+    return method, replace(roles, features=features), {} if columns is None else {"categorical": columns}
+
+
 def _rows_to_fit(source: Rows, rows: Rows, tables: _Tables, options: _Options) -> tuple[np.ndarray, np.ndarray]:
     """The rows to fit on, in the file for fitting, and the rows of FILE to measure on. Their targets are known."""
     y = np.asarray(source.y)  # its column exists, because the roles were checked
@@ -330,24 +358,45 @@ def _rows_to_fit(source: Rows, rows: Rows, tables: _Tables, options: _Options) -
     return known[fitting], known[rest]
 
 
-def _guarantees(calibrator: Any, labels: np.ndarray | None) -> list[str]:
-    """The guarantee of the 90 % interval, for each of at most ten groups; empty if there is no guarantee."""
+def _check_groups(source: Rows, rows: Rows, fitting: np.ndarray, tables: _Tables, column: str) -> None:
+    """Raise ValueError if a row to predict is of a group without a row to fit on."""
+    if "by" not in rows.counts:
+        return  # whether it is needed, the method says
+    labels, fitted_on = rows.counts["by"], source.counts["by"][fitting]
+    unseen = labels[~np.isin(labels, fitted_on)]
+    if not len(unseen):
+        return
+    instead = (
+        f"Give {tables.source.file} rows of each group"
+        if not tables.are_one
+        else ("Give each group more rows, or try another --seed or a larger --calibration-fraction")
+    )
+    number, groups = len(np.unique(unseen)), len(np.unique(labels))
+    first = tables.table.row(int(np.argmax(labels == unseen[0])))
+    raise ValueError(
+        f"column {column!r} has {number} of {groups} groups without a row to fit on, such as {unseen[0].item()!r} in "
+        f"{first}. {instead}, or put small groups together."
+    )
+
+
+def _guarantees(calibrator: Any, labels: np.ndarray | None, table: Table) -> list[str]:
+    """The guarantee of the 90 % interval, for each of at most ten groups; nothing where there is none."""
     if not hasattr(calibrator, "guarantee"):
         return []
     if labels is None:
-        return [_told(calibrator.guarantee)]
+        return [_told(calibrator.guarantee, table)]
     groups = np.unique(labels).tolist()
-    lines = [f"{label}: {_told(partial(calibrator.guarantee, group=label))}" for label in groups[:_GROUPS_NAMED]]
+    lines = [f"{label}: {_told(partial(calibrator.guarantee, group=label), table)}" for label in groups[:_GROUPS_NAMED]]
     more = len(groups) - _GROUPS_NAMED
     return [*lines, f"... and {more} groups more."] if more > 0 else lines
 
 
-def _told(guarantee: Callable) -> str:
-    """The text of a guarantee, or the reason why there is none."""
+def _told(guarantee: Callable, table: Table) -> str:
+    """What is guaranteed, or why not."""
     try:
         return str(guarantee(0.9))
     except ValueError as nothing:
-        return str(nothing)
+        return words.reworded(str(nothing), table)
 
 
 def _training_rows(file: Path | None, roles: Roles, tables: _Tables) -> dict[str, Any]:
@@ -376,7 +425,7 @@ def _fit_pipeline(tables: _Tables, roles: Roles, options: _Options, *, is_saved:
     candidates = _candidates(options.models, is_saved=is_saved)
     key, limit = jax.random.key(options.seed), options.time_limit
     fit = partial(jc.pipeline.fit, predictor=candidates, method="folds", categorical=columns, time_limit=limit, key=key)
-    with console.working(f"Fit models to {len(known)} rows"):
+    with console.working(f"Fit models to {len(known)} rows"), words.of_rows(source, known):
         model = fit(x[known], y[known])
     console.say(f"{model}\n\n{model.guarantee(0.9)}")
     measured = report.Measured(
@@ -390,7 +439,7 @@ def _fit_pipeline(tables: _Tables, roles: Roles, options: _Options, *, is_saved:
         guarantees=[str(model.guarantee(0.9))],
         steps=str(model),
     )
-    with console.working(f"Predict {len(table)} rows"):
+    with console.working(f"Predict {len(table)} rows"), words.of_rows(table, None if not tables.are_one else rest):
         if not tables.are_one:
             forecast = model(table.select(chosen))
         elif rest.size:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 import jaxcal as jc
-from jaxcal.cli import console, files, numerals
+from jaxcal.cli import console, files, numerals, words
 from jaxcal.cli.files import Table
 
 if TYPE_CHECKING:  # slow to import
@@ -86,7 +86,8 @@ def choose_features(
         if why.is_told:
             instead = " To use it, name all features: --features." if why.may_be_named else ""
             console.complain("Warning", f"column {name!r} {why.text} and is no feature.{instead}")
-    return tuple(chosen), jc.frames.columns.Columns.of(table.frame.select(chosen)) if chosen else None
+    with words.of_rows(table):
+        return tuple(chosen), jc.frames.columns.Columns.of(table.frame.select(chosen)) if chosen else None
 
 
 def _names_in(text: str) -> list[str]:
@@ -237,8 +238,8 @@ class Rows:
         std = None if roles.std is None else table.numbers(roles.std)
         if std is not None and (std < 0).any():
             raise ValueError(
-                f"column {roles.std!r} of {table.file} must not be negative; {np.sum(std < 0)} values are, "
-                f"the first in data row {np.argmax(std < 0) + 1}."
+                f"column {roles.std!r} must not be negative; {np.sum(std < 0)} values are, the first in "
+                f"{table.row(int(np.argmax(std < 0)))}."
             )
         x = table.select(roles.features) if roles.features else None
         y = targets(table, roles.target) if with_targets else None

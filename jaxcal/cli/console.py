@@ -32,13 +32,27 @@ class Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("always", UserWarning)
-                warnings.showwarning = lambda message, *_, **__: complain("Warning", message)
+            with _warnings_in_one_line():
                 return super().invoke(ctx)
         except (ValueError, FloatingPointError, TimeoutError) as error:
             complain("Error", error)
             raise typer.Exit(2) from error
+
+
+@contextmanager
+def _warnings_in_one_line() -> Iterator[None]:
+    """Inside, a warning is one line on stderr, and comes once."""
+    told = set()
+
+    def show(message: object, *_: object, **__: object) -> None:
+        if str(message) not in told:
+            told.add(str(message))
+            complain("Warning", message)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", UserWarning)
+        warnings.showwarning = show
+        yield
 
 
 def complain(kind: str, message: object) -> None:
@@ -93,8 +107,10 @@ def print_scores(forecasts: list[str], scores: list[tuple[str, ...]], rows: str)
 
 
 def rows_of_scores(y: np.ndarray, forecasts: "dict[str, Distribution]") -> list[tuple[str, ...]]:
-    """A row for each score: its name, its value for every forecast, and its value for calibrated forecasts."""
-    scores = [jc.metrics.evaluate(y, forecast) for forecast in forecasts.values()]
+    """A row for each score: its name, its value for every forecast, and what calibrated forecasts have."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what a forecast does not reach: the table shows it
+        scores = [jc.metrics.evaluate(y, forecast) for forecast in forecasts.values()]
     low, high = (f"{100 * float(end):.1f}" for end in jc.guarantee.calibrated_band(0.9, len(y)))
     percent = lambda value: f"{value:.1f} %"
     rows = (

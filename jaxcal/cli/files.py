@@ -1,5 +1,6 @@
 """Tables in files: CSV and Parquet."""
 
+import datetime
 import difflib
 import os
 from collections.abc import Collection, Iterable, Sequence
@@ -108,8 +109,8 @@ class Table:
         if not (is_numeric(values.dtype) or values.dtype == polars.Null):
             others = numerals.not_numbers(values) if values.dtype == polars.String else values
             bad = values[0] if others.is_empty() else others[0]
-            row = values.to_list().index(bad)
-            raise ValueError(f"column {column!r} of {self.file} must hold numbers; data row {row + 1} holds {bad!r}.")
+            row = self.row(values.to_list().index(bad))
+            raise ValueError(f"column {column!r} must hold numbers; {row} holds {bad!r}.")
         numbers = values.cast(polars.Float64).to_numpy()
         missing = np.isinf(numbers) if may_be_missing else ~np.isfinite(numbers)
         kind = "infinite" if may_be_missing else "missing, NaN or infinite"
@@ -126,12 +127,47 @@ class Table:
         self._check_none(column, self.frame[column].is_null().to_numpy(), "labels that are missing")
         return np.array(self.frame[column].to_list())
 
+    def times(self, column: str) -> tuple[np.ndarray, list[str]]:
+        """The numbers of the rows in the order of the times in a column, equal ones as in the file; the times in words.
+
+        Raises:
+            ValueError: if there is no such column, or a value is neither a number nor a date, as ISO 8601 writes them.
+        """
+        import polars
+
+        self.check_column(column)
+        values = self.frame[column]
+        self._check_none(column, values.is_null().to_numpy(), "times that are missing")
+        found = values.to_list()
+        if values.dtype == polars.String:
+            found = [self._time(column, row, text) for row, text in enumerate(found)]
+        elif not (values.dtype.is_numeric() or values.dtype.is_temporal()):
+            raise ValueError(f"column {column!r} of {self.file} holds {values.dtype}, no times.")
+        try:
+            order = sorted(range(len(found)), key=found.__getitem__)
+        except TypeError as error:
+            raise ValueError(f"column {column!r} of {self.file} holds times with and without a time zone.") from error
+        return np.array(order), [str(value) for value in values.to_list()]
+
+    def _time(self, column: str, row: int, text: str) -> datetime.datetime:
+        try:
+            return datetime.datetime.fromisoformat(text.strip())
+        except ValueError as error:
+            raise ValueError(
+                f"column {column!r} must hold numbers, or times such as 2026-11-30 or 2026-11-30 14:05; "
+                f"{self.row(row)} holds {text!r}."
+            ) from error
+
     def _check_none(self, column: str, bad: np.ndarray, what: str) -> None:
         """Raise ValueError if there are bad values. The message says what they are, and where the first is."""
         if bad.any():
-            raise ValueError(
-                f"column {column!r} of {self.file} holds {bad.sum()} {what}, the first in data row {bad.argmax() + 1}."
-            )
+            raise ValueError(f"column {column!r} holds {bad.sum()} {what}, the first in {self.row(int(bad.argmax()))}.")
+
+    def row(self, number: int) -> str:
+        """The row of this number, from 0, by its number in a spreadsheet."""
+        if self.text is None:
+            return f"row {number + 1} of {self.file}"
+        return f"row {self.text.rows[number + 1]} of {self.file} (the header is row {self.text.rows[0]})"
 
     def select(self, columns: Sequence[str]) -> "polars.DataFrame":
         """A frame of these columns.
@@ -210,27 +246,33 @@ def _warn_of_points(table: "polars.DataFrame", file: Path) -> None:
     )
 
 
-def check_output(out: Path, option: str, inputs: Iterable[Path | None], table: Table | None = None) -> None:
-    """Check, before anything is fitted, that a file can be written at the end.
+def check_output(out: Path, option: str, others: Iterable[Path | None], *, force: bool) -> None:
+    """Refuse, before anything is read or fitted, a file that could not be written in the end, or exists.
 
     Args:
         out: the file.
-        option: the option that names it.
-        inputs: the files that are read. The file may be none of them.
-        table: the table whose columns the file will hold, if any.
+        option: that names it, or its folder.
+        others: the files that are read or written, too, none of which it may be.
+        force: whether it may exist.
 
     Raises:
-        ValueError: if it could not be written.
+        ValueError: if it is one of the others, could not be written, or exists.
     """
     folder = out.absolute().parent
     if out.is_dir() or not folder.is_dir():
         raise ValueError(f"cannot write {out}: {'it is a folder' if out.is_dir() else f'there is no folder {folder}'}.")
     if not os.access(folder, os.W_OK):
         raise ValueError(f"cannot write {out}: permission denied in the folder {folder}.")
-    for file in inputs:
-        if file is not None and file.exists() and out.exists() and out.samefile(file):
-            raise ValueError(f"{option} is {file} itself: its rows would be overwritten.")
-    if table is None or out.suffix.lower() == ".parquet":
+    for file in others:
+        if file is not None and out.resolve() == file.resolve():
+            raise ValueError(f"{option} is {file} itself, which would be overwritten: name another file.")
+    if out.exists() and not force:
+        raise ValueError(f"{out} exists: --force overwrites it, or {option} names another place.")
+
+
+def check_holds(out: Path, table: Table) -> None:
+    """Raise ValueError if a file of this name cannot hold the columns of a table."""
+    if out.suffix.lower() == ".parquet":
         return
     for name, dtype in table.frame.schema.items():
         if dtype.is_nested():

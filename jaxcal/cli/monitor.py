@@ -1,26 +1,30 @@
 """`jaxcal monitor`: a test whether the intervals of a file still cover while the file grows."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import typer
 
 import jaxcal as jc
-from jaxcal.cli import console
+from jaxcal.cli import console, words
 from jaxcal.cli.columns import Roles, Rows
 from jaxcal.cli.files import Table
-from jaxcal.cli.options import Decimal, Encoding, Separator, Thousands, csv_format
+from jaxcal.cli.options import Decimal, Encoding, Separator, Thousands, csv_format, told
 
 if TYPE_CHECKING:
     from jaxcal.online import ErrorCheck
 
 
 def monitor(
-    file: Annotated[Path, typer.Argument(help="CSV or Parquet, one row a prediction, in the order of time.")],
+    file: Annotated[Path, typer.Argument(help="CSV or Parquet, one row a prediction.")],
     target: Annotated[str, typer.Option(help="Column of the true values; empty where they are not known yet.")],
     prediction: Annotated[str, typer.Option(help="Column of the model's predictions.")],
     std: Annotated[str | None, typer.Option(help="Column of its standard deviations, if it has any.")] = None,
+    time: Annotated[
+        str | None, told("Column of times, numbers or dates such as 2026-11-30: the order of the rows.", "that of FILE")
+    ] = None,
     calibration_rows: Annotated[int, typer.Option(help="How many of the first rows calibrate the intervals.")] = 100,
     confidence_level: Annotated[float, typer.Option(help="Of the intervals.")] = 0.9,
     significance: Annotated[float, typer.Option(help="Probability of a false alarm.")] = 0.01,
@@ -32,10 +36,10 @@ def monitor(
 ) -> None:
     """Measure how often intervals cover while FILE grows, and test whether their guarantee is still true.
 
-    The first rows calibrate two intervals of the later rows. Split conformal prediction gives a fixed interval.
-    Adaptive conformal inference gives an interval that adapts after every row. A conformal test martingale tests
-    whether the errors change. The command may be repeated whenever rows were added. That makes no false alarm more
-    likely if targets become known in the order of the rows.
+    The first rows, in the order of time, calibrate two intervals of the rows after them. One is fixed, by split
+    conformal prediction; the other adapts after every row (adaptive conformal inference). A conformal test martingale
+    tests whether the errors change. The command may be repeated whenever rows were added. As long as targets become
+    known in the order of the rows, that makes no false alarm more likely.
     """
     import jax
 
@@ -48,7 +52,8 @@ def monitor(
     roles = Roles(target, prediction, std)
     roles.check(table)
     y = table.numbers(target, may_be_missing=True)
-    known = np.flatnonzero(np.isfinite(y))
+    order, times = _in_order(table, time)
+    known = order[np.isfinite(y[order])]
     if len(known) <= calibration_rows:
         raise ValueError(
             f"{file} has {len(known)} rows whose target is known; more than the {calibration_rows} calibration rows "
@@ -57,19 +62,36 @@ def monitor(
     rows = Rows.read(table, roles, with_targets=False)
     first, new = known[:calibration_rows], known[calibration_rows:]
     base, new_base = rows.take(first).base, rows.take(new).base
-    fixed = jc.conformal.fit(None, base, y[first])
-    intervals = {"fixed": fixed(None, new_base).interval(confidence_level)}
-    state = jc.online.adaptive.init(base, y[first], confidence_level=confidence_level)
-    state, intervals["adaptive"] = jc.online.run(state, new_base, y[new])
-    key = jax.random.key(seed)
-    check = jc.online.check_errors(base, y[first], new_base, y[new], key=key, significance=significance)
+    with words.of_rows(table, first):
+        fixed = jc.conformal.fit(None, base, y[first])
+        intervals = {"fixed": fixed(None, new_base).interval(confidence_level)}
+        state = jc.online.adaptive.init(base, y[first], confidence_level=confidence_level)
+        state, intervals["adaptive"] = jc.online.run(state, new_base, y[new])
+        key = jax.random.key(seed)
+        check = jc.online.check_errors(base, y[first], new_base, y[new], key=key, significance=significance)
     console.say(str(fixed.guarantee(confidence_level)))
-    _print_coverage(y[new], intervals, check, confidence_level)
-    console.say(f"{check}\n\n{_next_interval(float(state.threshold()), confidence_level, std, len(y) - len(known))}")
+    labels = range(1, len(new) + 1) if times is None else [times[row] for row in new]
+    _print_coverage(y[new], intervals, check, confidence_level, labels)
+    alarm = check.first_alarm
+    when = "" if times is None or alarm is None else f" New row {alarm + 1} is of {labels[alarm]}."
+    following = _next_interval(float(state.threshold()), confidence_level, std, len(y) - len(known))
+    console.say(f"{check}{when}\n\n{following}")
 
 
-def _print_coverage(y: np.ndarray, intervals: dict[str, tuple], check: "ErrorCheck", confidence_level: float) -> None:
-    """Print a table of the coverage in each part of the rows, and of the largest value of the martingale so far."""
+def _in_order(table: Table, time: str | None) -> tuple[np.ndarray, list[str] | None]:
+    """The numbers of the rows in the order of time, and the time of every row in words; None without times."""
+    if time is None:
+        return np.arange(len(table)), None
+    order, times = table.times(time)
+    if (np.diff(order) < 0).any():
+        console.complain("Note", f"the rows of {table.file} are not in the order of {time!r}, and are sorted by it.")
+    return order, times
+
+
+def _print_coverage(
+    y: np.ndarray, intervals: dict[str, tuple], check: "ErrorCheck", confidence_level: float, labels: Sequence[Any]
+) -> None:
+    """A table of coverages, part after part of the rows, beside the largest value of the martingale so far."""
     from jaxcal.online.exchangeability import exponential
 
     low, high = (f"{100 * end:.1f} %" for end in jc.guarantee.calibrated_band(confidence_level, len(y)))
@@ -82,7 +104,7 @@ def _print_coverage(y: np.ndarray, intervals: dict[str, tuple], check: "ErrorChe
     whole = np.arange(len(y))
     rows = []
     for part in (*np.array_split(whole, min(10, len(y))), whole):
-        label = "all" if part is whole else f"{part[0] + 1} to {part[-1] + 1}"
+        label = "all" if part is whole else f"{labels[part[0]]} to {labels[part[-1]]}"
         fractions = (f"{100 * inside[part].mean():.1f} %" for inside in covered.values())
         rows.append((label, *fractions, exponential(float(largest[part[-1]]))))
     console.print_table(["new rows", *intervals, "martingale, largest"], rows, caption)

@@ -16,6 +16,7 @@ def told(about: str, default: str) -> Any:
 
 _RECOGNIZED = "recognized"
 Out = Annotated[Path | None, told("CSV or Parquet.", "FILE with .calibrated in its name")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite files that exist.")]
 Separator = Annotated[str | None, told("What separates the fields of a CSV, such as ';' or tab.", _RECOGNIZED)]
 Decimal = Annotated[str | None, told("The decimal mark of a CSV, '.' or ','.", _RECOGNIZED)]
 Thousands = Annotated[str | None, told("What separates thousands in a CSV, such as ',' in 1,234.50.", "nothing")]

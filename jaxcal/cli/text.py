@@ -66,16 +66,16 @@ class Text:
 
     Attributes:
         utf8: the whole file, in UTF-8.
-        ends: the positions where its header and its records end, before their line ends.
-        names: the names of the columns.
-        has_blank_lines: whether there are lines without a field.
-        format: its separator, its encoding, and the format of its numbers.
+        ends: where its header and its records end, before their line ends.
+        names: of the columns.
+        rows: the numbers of the header and the records in a spreadsheet, where a blank line is a row.
+        format: its separator and its encoding, and how its numbers are written.
     """
 
     utf8: bytes
     ends: np.ndarray
     names: list[str]
-    has_blank_lines: bool
+    rows: np.ndarray
     format: Format
 
     @classmethod
@@ -107,7 +107,7 @@ class Text:
         separator, missing = str(self.format.separator), list(_MISSING)
         read = lambda utf8: polars.read_csv(utf8, separator=separator, infer_schema_length=0, null_values=missing)
         try:
-            frame = None if self.has_blank_lines else read(self.utf8)
+            frame = read(self.utf8) if len(self.rows) == self.rows[-1] else None  # there is no blank line
         except polars.exceptions.PolarsError:
             frame = None
         if frame is None or len(frame) != len(self):
@@ -181,24 +181,23 @@ def _records(lines: _Lines, separator: str) -> Any:
     return csv.reader(lines, delimiter=separator, strict=True)
 
 
-def _find_records(utf8: bytes, separator: str, file: Path) -> tuple[np.ndarray, list[str], bool]:
-    """The ends of the records of a text, the names of its columns, and whether there are blank lines.
+def _find_records(utf8: bytes, separator: str, file: Path) -> tuple[np.ndarray, list[str], np.ndarray]:
+    """Where the records of a text end, the names of its columns, and the records' numbers in a spreadsheet.
 
     Raises:
         ValueError: if there is no record, a record has too many or too few fields, or two columns have the same name.
     """
     lines = _Lines(utf8)
     reader = _records(lines, separator)
-    names, ends, start, has_blank_lines = [], [], 1, False
+    names, ends, rows, start = [], [], [], 1
     try:
-        for fields in reader:
-            if not fields:
-                has_blank_lines = True
-            elif len(fields) != len(names) and names:
+        for row, fields in enumerate(reader, 1):
+            if fields and len(fields) != len(names) and names:
                 raise ValueError(_of_ragged_line(file, start, reader.line_num, len(fields), len(names)))
-            else:
+            if fields:
                 names = names or fields
                 ends.append(lines.end)
+                rows.append(row)
             start = reader.line_num + 1
     except csv.Error as error:
         raise ValueError(
@@ -208,7 +207,7 @@ def _find_records(utf8: bytes, separator: str, file: Path) -> tuple[np.ndarray, 
         raise ValueError(f"cannot read {file}: it is empty.")
     if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
         raise ValueError(f"{file} has more than one column {', '.join(map(repr, twice))}: rename or remove them.")
-    return np.array(ends), names, has_blank_lines
+    return np.array(ends), names, np.array(rows)
 
 
 def _of_ragged_line(file: Path, start: int, stop: int, number: int, expected: int) -> str:

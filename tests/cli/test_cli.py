@@ -1,5 +1,6 @@
 """The commands on small files with a linear model's predictions, and what they answer to mistakes."""
 
+import datetime
 import errno
 import os
 import platform
@@ -72,7 +73,7 @@ def run(*arguments):
 
 
 def calibrate(file, *options):
-    return run("calibrate", file, "--target", "truth", "--prediction", "line", *options)
+    return run("calibrate", file, "--target", "truth", "--prediction", "line", "--force", *options)
 
 
 def printed_scores(output):
@@ -85,7 +86,8 @@ def printed_scores(output):
 
 
 def test_calibrate_writes_every_row_and_measures_on_unseen_ones(table, file):
-    result = calibrate(file, "--std", "spread", "--features", "a,b", "--calibration-fraction", "0.6", "--seed", "3")
+    options = ("--features", "a,b", "--calibration-fraction", "0.6", "--seed", "3")
+    result = calibrate(file, "--std", "spread", "--method", "rio", *options)
     assert result.exit_code == 0
     written = pl.read_csv(file.with_name("data.calibrated.csv"))
     assert written.columns == [*table.columns, "mean", "std", "q0.05", "q0.5", "q0.95", "used_for_fitting"]
@@ -272,8 +274,8 @@ def test_a_saved_calibrator_predicts_the_same(table, file, tmp_path, options):
     assert scores["90 % coverage"][0].endswith(" %")
     assert "if some of them were fitted on, these scores are too good" in again.stdout
     pl.read_parquet(new).drop("line").write_parquet(new)
-    assert_refused(run("apply", model, new), "has no column 'line'")
-    assert_refused(run("apply", file, new), "is not a file that jaxcal.save has written")
+    assert_refused(run("apply", model, new, "--force"), "has no column 'line'")
+    assert_refused(run("apply", file, new, "--force"), "is not a file that jaxcal.save has written")
 
 
 def test_a_saved_pipeline_predicts_the_same(table, file, tmp_path, monkeypatch):
@@ -297,10 +299,10 @@ def test_models_are_chosen_by_name(table, file):
     assert "gaussian_process" in result.stdout
     assert "forests" in result.stdout
     assert "mlp" not in result.stdout
-    refused = run("calibrate", file, "--target", "truth", "--models", "oracle")
+    refused = run("calibrate", file, "--target", "truth", "--models", "oracle", "--force")
     assert_refused(refused, "--models: there is no model 'oracle'; there are deep_ensemble,")
-    late = run("calibrate", file, "--target", "truth", "--models", "forests", "--time-limit", "0.001")
-    assert_refused(late, "the time_limit of 0.001 s passed before")
+    late = run("calibrate", file, "--target", "truth", "--models", "forests", "--time-limit", "0.001", "--force")
+    assert_refused(late, "the --time-limit of 0.001 s passed before")
 
 
 def test_models_and_a_time_limit_need_no_predictions(file):
@@ -405,6 +407,42 @@ def test_monitor_of_a_short_file_names_what_is_needed(stream):
     assert "Warning: 5 calibration rows are too few" in result.stderr
 
 
+@pytest.mark.parametrize("write", [str, datetime.date.toordinal])
+def test_monitor_takes_the_rows_in_the_order_of_time(stream, tmp_path, write):
+    file, *_ = stream
+    days = [datetime.date(2026, 1, 1) + datetime.timedelta(days=k // 2) for k in range(605)]  # two rows a day
+    table = pl.read_csv(file).with_columns(day=pl.Series(list(map(write, days))))
+    shuffled = tmp_path / "shuffled.csv"
+    order = np.random.default_rng(0).permutation(605)
+    table[sorted(range(605), key=lambda k: (order[k // 2], k))].write_csv(shuffled)
+    expected = monitor(file).stdout
+    result = monitor(shuffled, "--time", "day")
+    assert result.exit_code == 0, result.output
+    assert "Note: the rows of" in result.stderr
+    rows, sorted_rows = printed_scores(result.stdout), printed_scores(expected)
+    assert list(rows.values()) == list(sorted_rows.values())
+    assert next(iter(rows)) == f"{write(days[100])} to {write(days[149])}"
+    alarm = int(re.findall(r"after new row (\d+)", " ".join(expected.split()))[0])
+    assert f"New row {alarm} is of {write(days[99 + alarm])}." in " ".join(result.stdout.split())
+    table.write_csv(file)
+    assert monitor(file, "--time", "day").stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("days", "part"),
+    [
+        (["2026-01-01", "05.01.2026"], "row 3 of {file} (the header is row 1) holds '05.01.2026'"),
+        (["2026-01-01", None], "holds 1 times that are missing, the first in row 3 of {file}"),
+        (["2026-01-01", "2026-01-01T10:00Z"], "times with and without a time zone"),
+    ],
+)
+def test_times_that_have_no_order_are_refused(stream, days, part):
+    file, *_ = stream
+    pl.read_csv(file).with_columns(day=pl.Series([*days, *["2026-01-02"] * 603])).write_csv(file)
+    assert_refused(monitor(file, "--time", "day"), part.format(file=file))
+    assert_refused(monitor(file, "--time", "dya"), "did you mean 'day'?")
+
+
 @pytest.mark.slow
 def test_demo_measures_and_draws(rng, tmp_path, monkeypatch):
     mirror, out = tmp_path / "mirror", tmp_path / "pictures" / "here"
@@ -432,7 +470,7 @@ def test_demo_measures_and_draws(rng, tmp_path, monkeypatch):
         "GradientBoostingRegressor",
         "std of its training errors",
         "rio",
-        "conformal",
+        "learned errors",
     ]
     for name in ("reliability.png", "intervals.png"):
         assert (out / name).read_bytes().startswith(b"\x89PNG")
@@ -507,7 +545,7 @@ def test_sharp_gp_looks_at_the_rows_that_the_model_was_trained_on(table, file, t
 
 def test_training_rows_go_with_the_methods_that_look_at_them(file):
     assert_refused(calibrate(file, "--method", "sharp-gp"), "--method sharp-gp needs the rows", "--training")
-    assert_refused(calibrate(file, "--training", file), "--method rio does not use")
+    assert_refused(calibrate(file, "--training", file), "--method rio,split-conformal does not use")
 
 
 def test_a_warning_is_one_line(file):
@@ -656,7 +694,8 @@ def test_a_number_that_is_written_otherwise_is_shown(tmp_path, separator, texts,
     file = tmp_path / "data.csv"
     file.write_text(of_numbers(enumerate(texts * 12), separator))
     assert_refused(calibrate(file), "column 'a'", *parts)
-    assert_refused(run("calibrate", file, "--target", "a", "--prediction", "line"), "column 'a'", parts[0])
+    of_a_target = run("calibrate", file, "--target", "a", "--prediction", "line", "--force")
+    assert_refused(of_a_target, "column 'a'", parts[0])
     assert calibrate(file, "--exclude", "a").exit_code == 0
     assert calibrate(file, *CONFORMAL).exit_code == 0  # it uses no features
 
@@ -707,14 +746,14 @@ def test_separators_and_decimal_commas_are_recognized_and_told(tmp_path, separat
     assert_only_added(file.read_bytes(), written, separator=separator.encode())
     assert f"{separator}0,25{separator}" in written.decode().splitlines()[1]
     # A saved model knows the format, and recognizes another.
-    assert run("apply", model, file).stderr == ""
+    assert run("apply", model, file, "--force").stderr == ""
     file.write_text("line,b\n1.5,0\n2.5,0\n")
-    result = run("apply", model, file)
+    result = run("apply", model, file, "--force")
     assert result.exit_code == 0, result.output
     assert "decimal points" in result.stderr
     assert file.with_name("data.calibrated.csv").read_text().startswith("line,b,mean,std,q0.5\n1.5,0,1.5,")
     file.write_text("line\n1.234\n")  # which may be 1234
-    assert_refused(run("apply", model, file), "'1.234'", "--decimal '.' or --decimal ',' --thousands '.'")
+    assert_refused(run("apply", model, file, "--force"), "'1.234'", "--decimal '.' or --decimal ',' --thousands '.'")
 
 
 def test_monitor_reads_files_in_the_same_way(stream):
@@ -736,7 +775,7 @@ def test_texts_in_parquet_are_texts(table, tmp_path):
     assert result.exit_code == 0, result.output
     assert "id (2 labels)" in result.stdout
     table.with_columns(line=texts).write_parquet(path)
-    assert_refused(calibrate(path), "must hold numbers; data row 1 holds '1,234.50'")
+    assert_refused(calibrate(path), "must hold numbers", "row 1 of", "holds '1,234.50'")
 
 
 def test_points_that_may_separate_thousands_come_with_a_warning(tmp_path):
@@ -762,7 +801,7 @@ def test_an_encoding_is_kept(tmp_path):
     for encoding in ("latin-1", "utf-8", "utf-16"):  # the fit's, and such that tell themselves
         new = tmp_path / "new.csv"
         new.write_bytes("raw,line\nKöln,1\n".encode(encoding))
-        result = run("apply", model, new)
+        result = run("apply", model, new, "--force")
         assert result.exit_code == 0, result.output
         assert "Warning" not in result.stderr
         assert (tmp_path / "new.calibrated.csv").read_bytes().decode(encoding).startswith("raw,line,mean,")
@@ -802,6 +841,163 @@ def test_tsv_files_are_read_and_written(table, file, tmp_path):
     table.write_parquet(path)
     assert calibrate(path, *CONFORMAL, "--out", tmp_path / "out.tsv").exit_code == 0
     assert pl.read_csv(tmp_path / "out.tsv", separator="\t").columns[:-4] == table.columns
+
+
+@pytest.mark.parametrize(
+    ("options", "method"),
+    [
+        (("--features", "a,b"), "rio,split-conformal"),
+        (("--exclude", "a,b,id,spread,weight"), "split-conformal"),
+        (("--weights", "weight"), "split-conformal"),
+    ],
+)
+def test_by_default_split_conformal_follows_rio_where_there_are_inputs(table, file, options, method):
+    table.with_columns(weight=table["a"].exp()).write_csv(file)
+    result = calibrate(file, *options)
+    assert result.exit_code == 0, result.output
+    assert f"Fit {method} to 20 rows" in result.stdout
+    written = pl.read_csv(file.with_name("data.calibrated.csv"))
+    half_widths = (written["q0.95"] - written["mean"]).round(9)
+    assert (half_widths.n_unique() == ROWS) == method.startswith("rio")  # RIO's stds depend on the inputs
+
+
+# Files are not overwritten silently
+
+
+@pytest.mark.parametrize("option", ["--out", "--save", "--report"])
+def test_a_file_that_exists_is_overwritten_by_force_alone(file, tmp_path, monkeypatch, option):
+    there = tmp_path / {"--out": "there.csv", "--save": "there.safetensors", "--report": "there.html"}[option]
+    there.write_text("old")
+    calibrate = ("calibrate", file, "--target", "truth", "--prediction", "line", *CONFORMAL, option, there)
+    with monkeypatch.context() as patched:
+        patched.setattr(files.Table, "read", None)  # it is refused before any work
+        assert_refused(run(*calibrate), f"{there} exists: --force overwrites it, or {option} names another place.")
+    assert there.read_text() == "old"
+    assert run(*calibrate, "--force").exit_code == 0
+    assert there.read_bytes() != b"old"
+
+
+def test_outputs_have_names_of_their_own(file, tmp_path):
+    both = tmp_path / "both.csv"
+    assert_refused(calibrate(file, "--out", both, "--save", both), "--save is", "would be overwritten")
+    assert_refused(calibrate(file, "--save", both, "--report", both), "--report is", "would be overwritten")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data.csv"]
+
+
+def test_apply_and_demo_overwrite_by_force_alone(file, tmp_path):
+    model, out = tmp_path / "model", tmp_path / "out.csv"
+    out.write_text("old")
+    assert calibrate(file, *CONFORMAL, "--save", model).exit_code == 0
+    assert_refused(run("apply", model, file, "--out", out), "out.csv exists: --force")
+    assert run("apply", model, file, "--out", out, "--force").exit_code == 0
+    assert out.read_text() != "old"
+    (tmp_path / "intervals.png").touch()
+    assert_refused(run("demo", "--out", tmp_path), "intervals.png exists: --force overwrites it, or --out")
+
+
+# Messages name rows of the file, and options
+
+
+def test_rows_are_numbered_as_in_a_spreadsheet(file):
+    file.write_text('\na,truth,line\n"x\ny",2,3\n\nz,2,3\nz,high,3\n')
+    assert_refused(calibrate(file), f"row 6 of {file} (the header is row 2) holds 'high'")
+
+
+def test_an_outlier_is_named_once_by_its_row(table, file):
+    """Not by its number among the rows that were drawn, nor again by the fits of folds."""
+    row = sorted(datasets.split(ROWS, (0.9, 0.1), seed=0)[0])[7]
+    outlying = pl.when(pl.int_range(ROWS) == row).then(99.0).otherwise("truth")
+    table.with_columns(truth=outlying).write_csv(file)
+    result = calibrate(file, "--method", "rio,split-conformal", "--calibration-fraction", "0.9", "--exclude", "id")
+    assert result.exit_code == 0, result.output
+    (told,) = result.stderr.splitlines()
+    assert told.startswith(f"Warning: row {row + 2} of {file} (the header is row 1) lies ")
+    assert told.endswith("depends on the inputs.")
+
+
+PROGRAM = re.compile(r"jaxcal\.|jax\.|\b[a-z_]+=|base\.|UserWarning|\.py")
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "part"),
+    [
+        ({"spread": 0.0}, ("--std", "spread", "--method", "crude"), "--std is 0 and the prediction wrong in 1 rows"),
+        ({"spread": 0.0}, ("--std", "spread", "--method", "gaussian-mle"), "--std must be positive; 1 values are not"),
+        ({"spread": 1e-320}, ("--std", "spread", "--method", "crude"), "--std must be at least 2.2e-308"),
+        ({"spread": -1.0}, ("--weights", "spread"), "weights must not be negative; got -1 in row"),
+    ],
+)
+def test_a_value_that_a_method_does_not_take_is_named_by_its_row(table, file, change, options, part):
+    ((name, value),) = change.items()
+    row = int(datasets.split(ROWS, (0.5, 0.5), seed=0)[0][3])
+    table.with_columns(pl.when(pl.int_range(ROWS) == row).then(value).otherwise(name).alias(name)).write_csv(file)
+    (told,) = calibrate(file, *options).stderr.splitlines()
+    assert part in told
+    assert f"row {row + 2} of {file} (the header is row 1)" in told
+    assert not PROGRAM.search(told)
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "part"),
+    [
+        ({}, ("--method", "neural-quantiles"), "needs a std. --std names it, or --method accrue,neural-quantiles"),
+        ({}, ("--calibration-fraction", "0.2", "--method", "split-conformal"), "8 calibration rows are too few"),
+        ({}, ("--calibration-fraction", "0.2", "--method", "accrue"), "there are 8 rows to fit to; at least 10"),
+        ({"line": pl.col("truth")}, ("--method", "accrue"), "the target equals the prediction in every row"),
+        ({"line": pl.col("truth")}, ("--method", "crude"), "the target equals the prediction in every row"),
+        ({"line": pl.col("truth")}, ("--method", "rio"), "the errors of the predictions are constant (0)"),
+        ({"line": pl.col("truth")}, ("--method", "kmeans"), "Give other rows."),
+        ({"line": pl.col("truth")}, ("--method", "gaussian-mle"), "the target equals the (shifted) prediction"),
+        ({"spread": pl.lit(1e-12)}, ("--std", "spread", "--method", "isotonic"), "the stds are far too small"),
+        ({"truth": pl.lit(3.0), "line": pl.col("a")}, ("--method", "conditional-conformal"), "quantile is infinite"),
+    ],
+)
+def test_no_message_advises_what_a_program_would_write(table, file, change, options, part):
+    table.with_columns(**change).write_csv(file)
+    told = calibrate(file, *options).stderr
+    assert part in told
+    assert not PROGRAM.search(told.replace(str(file), ""))
+    assert len(set(told.splitlines())) == len(told.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "part"),
+    [
+        (2, ("--models", "gaussian_process,forests"), "20 of 20 rows are repeated"),
+        pytest.param(1, ("--models", "usnrt"), "--models variance_network fits the same", marks=pytest.mark.slow),
+    ],
+)
+def test_models_are_warned_of_in_words_of_the_command(table, file, rows, options, part):
+    few = table.select("a", "b", "truth").head(20 // rows)
+    pl.concat([few] * rows).write_csv(file)
+    result = run("calibrate", file, "--target", "truth", *options)
+    assert result.exit_code == 0, result.output
+    assert part in result.stderr
+    assert not PROGRAM.search(result.stderr.replace(str(file), ""))
+
+
+# Groups
+
+
+def test_a_group_without_rows_to_fit_on_is_named_with_what_to_try(table, file, tmp_path):
+    sites = ["north", "south"] * (ROWS // 2)
+    unseen = int(datasets.split(ROWS, (0.5, 0.5), seed=0)[1][0])
+    sites[unseen] = "rare"
+    table.with_columns(site=pl.Series(sites)).write_csv(file)
+    by = ("--method", "split-conformal", "--by", "site")
+    named = f"'site' has 1 of 3 groups without a row to fit on, such as 'rare' in row {unseen + 2} of {file}"
+    assert_refused(calibrate(file, *by), named, "--calibration-fraction", "--seed")
+    fitted, model, new = tmp_path / "fitted.csv", tmp_path / "model", tmp_path / "new.csv"
+    seen = table.with_columns(site=pl.Series(["north", "south"] * (ROWS // 2)))
+    seen.write_csv(fitted)
+    assert_refused(calibrate(file, *by, "--calibration", fitted), named, f"Give {fitted} rows of each group")
+    result = calibrate(fitted, *by, "--calibration-fraction", "0.3", "--save", model)
+    assert "calibration rows, too few for level 0.9" in result.stdout
+    assert "Fit to more rows of small groups, by --calibration-fraction, or put small groups together." in result.stdout
+    seen.head(3).with_columns(site=pl.lit("mars")).write_csv(new)
+    assert_refused(run("apply", model, new), "the group 'mars' had no rows in the fit; there are 'north', 'south'.")
+    few = calibrate(fitted, "--method", "gaussian-mle", "--by", "site", "--calibration-fraction", "0.1")
+    assert_refused(few, "Give more rows, or put small groups together.")
 
 
 def test_a_closed_pipe_ends_quietly_with_the_file_written(file, monkeypatch):
@@ -871,10 +1067,10 @@ def test_both_ways_to_say_what_to_fit_on(file, tmp_path):
 
 
 def test_output_that_would_overwrite(table, file, tmp_path):
-    assert_refused(calibrate(file, "--out", file), "its rows would be overwritten")
+    assert_refused(calibrate(file, "--out", file), "which would be overwritten")
     other = tmp_path / "other.csv"
     table.write_csv(other)
-    assert_refused(calibrate(file, "--calibration", other, "--out", other), "its rows would be overwritten")
+    assert_refused(calibrate(file, "--calibration", other, "--out", other), "which would be overwritten")
     assert_refused(calibrate(file, "--out", tmp_path), "must end in")
     (tmp_path / "folder.csv").mkdir()
     assert_refused(calibrate(file, "--out", tmp_path / "folder.csv"), "it is a folder")
@@ -888,16 +1084,16 @@ def test_output_that_would_overwrite(table, file, tmp_path):
         (
             "truth",
             float("-inf"),
-            "{file} holds 1 values that are infinite, the first in data row 4",
+            "column 'truth' holds 1 values that are infinite, the first in row 5 of {file} (the header is row 1)",
         ),
-        ("a", float("inf"), "column 'a' of x holds 1 values that are infinite"),
+        ("a", float("inf"), "column 'a' of {file} holds 1 values that are infinite"),
         ("line", float("inf"), "column 'line'"),
         (
             "spread",
             -1.0,
-            "column 'spread' of {file} must not be negative; 1 values are, the first in data row 4",
+            "column 'spread' must not be negative; 1 values are, the first in row 5 of {file}",
         ),
-        ("truth", "high", "column 'truth' of {file} must hold numbers; data row 4 holds 'high'"),
+        ("truth", "high", "column 'truth' must hold numbers; row 5 of {file} (the header is row 1) holds 'high'"),
     ],
 )
 def test_bad_values(table, file, column, value, part):

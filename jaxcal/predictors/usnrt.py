@@ -29,14 +29,13 @@ from jaxcal.networks import NormalNetwork, TrainingOptions, TrainingRecord, Wide
 from jaxcal.networks.held_out import widened
 from jaxcal.networks.modules import at_rows
 from jaxcal.networks.normal import as_mixture, as_normal
-from jaxcal.networks.training import settle, takes_training_options
+from jaxcal.networks.training import settle
 from jaxcal.predictors import _tree_networks
 from jaxcal.predictors._growing import FOLDS, Growing, Problem, Search, arranged, grow, in_unit, stack_trees
 from jaxcal.predictors._tree import Branch, Tree
 from jaxcal.predictors._tree_networks import Draws
 
 
-@takes_training_options()
 def fit(
     x: Table,
     y: Series,
@@ -151,7 +150,7 @@ def fit(
     _checks.check_rows("x", table, 2)
     of_paper = presets.usnrt(columns.num_columns)
     leaf = of_paper._replace(hidden=(4 * columns.num_columns, 2 * columns.num_columns), patience=25)
-    settings = settle("usnrt.fit", options, {None: presets.DEFAULT, "paper": leaf}, preset)
+    settings = settle(fit, options, {None: presets.DEFAULT, "paper": leaf}, preset)
     _checks.check_at_least("num_members", num_members, 1)
     tests = {"significance": significance, "center": center, "correction": correction, "step": step}
     by = {"num_folds": num_folds, "split_hidden": split_hidden}

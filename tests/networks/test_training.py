@@ -38,7 +38,11 @@ def test_none_is_the_default():
     ("fit", "name", "message"),
     [
         (jc.mlp.fit, "learning_rates", r"mlp\.fit has no option 'learning_rates': did you mean 'learning_rate'\?"),
-        (jc.mlp.fit, "colour", r"mlp\.fit has no option 'colour': the options of its training are hidden, learning_rate"),
+        (
+            jc.mlp.fit,
+            "color",
+            r"mlp\.fit has no option 'color': the options of its training are hidden, learning_rate",
+        ),
         # An argument of the fit itself.
         (jc.deep_ensemble.fit, "num_member", r"deep_ensemble\.fit has no option .*: did you mean 'num_members'\?"),
         (jc.usnrt.fit, "epochs", r"did you mean 'max_epochs'\?"),

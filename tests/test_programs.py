@@ -94,7 +94,7 @@ CASES = {
         of_predictor(jc.variance_network.fit, form="alternating", **SHORT),
         {"weight_decay": 0.01},
     ),
-    "usnrt": (of_predictor(jc.usnrt.fit, min_leaf=60, **SHORT), {"significance": 0.02}),
+    "usnrt": (of_predictor(jc.usnrt.fit, min_leaf=60, **SHORT), {"splits": jc.usnrt.Splits(significance=0.02)}),
     "deep_ensemble": (of_predictor(jc.deep_ensemble.fit, num_members=2, **SHORT), {"learning_rate": 0.002}),
     "dropout": (of_predictor(jc.dropout.fit, num_samples=3, **SHORT), {"rate": 0.2}),
     "concrete dropout": (of_predictor(jc.dropout.fit, num_samples=3, rate="concrete", **SHORT), {"length_scale": 0.02}),

@@ -82,19 +82,19 @@ class TrainingOptions(TypedDict, total=False):
 
 
 def fit(
-    x: Table,
-    base: Distribution,
-    y: Series,
+    x: "Table",
+    base: "Distribution",
+    y: "Series",
     *,
-    key: PRNGKeyArray,
-    categorical: Categorical = (),
-    model: str | eqx.Module = "network",
-    loss: Callable | None = None,
+    key: "PRNGKeyArray",
+    categorical: "Categorical" = (),
+    model: "str | eqx.Module" = "network",
+    loss: "Callable | None" = None,
     relative: bool = False,
     validation: tuple | None = None,
-    weights: Weights | None = None,
+    weights: "Weights | None" = None,
     differentiable: bool = False,
-    **options: Unpack[TrainingOptions],
+    **options: "Unpack[TrainingOptions]",
 ) -> "ACCRUE":
     """Fit a std as a function of the inputs to the errors y - base.mean.
 

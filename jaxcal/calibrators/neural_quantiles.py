@@ -99,15 +99,15 @@ class TrainingOptions(TypedDict, total=False):
 
 
 def fit(
-    x: Table | None,
-    base: Distribution,
-    y: Series,
+    x: "Table | None",
+    base: "Distribution",
+    y: "Series",
     *,
-    key: PRNGKeyArray,
-    levels: Sequence[float] | None = None,
-    weights: Weights | None = None,
+    key: "PRNGKeyArray",
+    levels: "Sequence[float] | None" = None,
+    weights: "Weights | None" = None,
     preset: str | None = None,
-    **options: Unpack[TrainingOptions],
+    **options: "Unpack[TrainingOptions]",
 ) -> "NeuralQuantiles":
     """Train a network that returns the quantile at a level from the base's deciles, by the pinball loss.
 

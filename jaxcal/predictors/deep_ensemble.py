@@ -24,16 +24,16 @@ from jaxcal.optimize import Optimum, over_runs
 
 
 def fit(
-    x: Table,
-    y: Series,
+    x: "Table",
+    y: "Series",
     *,
-    key: PRNGKeyArray,
-    categorical: Categorical = (),
+    key: "PRNGKeyArray",
+    categorical: "Categorical" = (),
     num_members: int = 5,
     form: str | None = None,
     rounds: int = 2,
     preset: str | None = None,
-    **options: Unpack[TrainingOptions],
+    **options: "Unpack[TrainingOptions]",
 ) -> "DeepEnsemble":
     """Train `num_members` variance networks, and mix their distributions with equal weights.
 

@@ -28,17 +28,17 @@ from jaxcal.networks.training import XY, new_network, settle, split, squared_err
 
 
 def fit(
-    x: Table,
-    y: Series,
+    x: "Table",
+    y: "Series",
     *,
-    key: PRNGKeyArray,
-    categorical: Categorical = (),
-    rate: ArrayLike | str = 0.2,
-    length_scale: ArrayLike = 1e-4,
+    key: "PRNGKeyArray",
+    categorical: "Categorical" = (),
+    rate: "ArrayLike | str" = 0.2,
+    length_scale: "ArrayLike" = 1e-4,
     num_samples: int = 100,
     distribution: str = "normal",
     preset: str | None = None,
-    **options: Unpack[TrainingOptions],
+    **options: "Unpack[TrainingOptions]",
 ) -> "Dropout":
     """Train a ReLU network on the mean squared error by Adam, with dropout after every hidden layer.
 

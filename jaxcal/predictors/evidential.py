@@ -26,14 +26,14 @@ _FLOOR = 1e-6
 
 
 def fit(
-    x: Table,
-    y: Series,
+    x: "Table",
+    y: "Series",
     *,
-    key: PRNGKeyArray,
-    categorical: Categorical = (),
-    penalty: ArrayLike = 0.01,
+    key: "PRNGKeyArray",
+    categorical: "Categorical" = (),
+    penalty: "ArrayLike" = 0.01,
     preset: str | None = None,
-    **options: Unpack[TrainingOptions],
+    **options: "Unpack[TrainingOptions]",
 ) -> "Evidential":
     """Train a ReLU network for the four parameters of a normal-inverse-gamma distribution by Adam.
 

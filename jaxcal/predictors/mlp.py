@@ -20,13 +20,13 @@ from jaxcal.optimize import adam, keras_rmsprop
 
 
 def fit(
-    x: Table,
-    y: Series,
+    x: "Table",
+    y: "Series",
     *,
-    key: PRNGKeyArray,
-    categorical: Categorical = (),
+    key: "PRNGKeyArray",
+    categorical: "Categorical" = (),
     preset: str | None = None,
-    **options: Unpack[StepOptions],
+    **options: "Unpack[StepOptions]",
 ) -> "MLP":
     """Train a ReLU network on the mean squared error by Adam.
 

@@ -71,16 +71,16 @@ class TrainingOptions(TypedDict, total=False):
 
 
 def fit(
-    x: Table,
-    y: Series,
+    x: "Table",
+    y: "Series",
     *,
-    key: PRNGKeyArray,
-    categorical: Categorical = (),
+    key: "PRNGKeyArray",
+    categorical: "Categorical" = (),
     max_context: int = 50,
     num_samples: int | None = 20,
     width: int = 64,
     preset: str | None = None,
-    **options: Unpack[TrainingOptions],
+    **options: "Unpack[TrainingOptions]",
 ) -> "NeuralProcess":
     """Train an attentive neural process by Adam, on random contexts out of the rows given.
 

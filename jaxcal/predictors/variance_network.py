@@ -26,15 +26,15 @@ from jaxcal.networks.trained import WidenedNetwork
 
 
 def fit(
-    x: Table,
-    y: Series,
+    x: "Table",
+    y: "Series",
     *,
-    key: PRNGKeyArray,
-    categorical: Categorical = (),
+    key: "PRNGKeyArray",
+    categorical: "Categorical" = (),
     form: str | None = None,
     rounds: int = 2,
     preset: str | None = None,
-    **options: Unpack[StepOptions],
+    **options: "Unpack[StepOptions]",
 ) -> "VarianceNetwork":
     """Train networks for the mean m(x) and the variance v(x) of a normal distribution by Adam.
 

@@ -251,7 +251,7 @@ CASES = (
         "usnrt",
         usnrt,
         # With a split: of 40 rows 15 in each leaf at least.
-        {"key": KEY, "min_leaf": 15, "significance": 0.9, "max_epochs": 20},
+        {"key": KEY, "min_leaf": 15, "splits": usnrt.Splits(significance=0.9), "max_epochs": 20},
         **NETWORK,
         needs_values={"fit": "a tree grows by the values of x and y"},
         shapes_by_values=True,

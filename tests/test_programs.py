@@ -4,13 +4,17 @@ The sizes lie in one bucket. On a CPU it is so of all methods but `isotonic` of 
 programs are those of its numbers of rows.
 """
 
+from functools import partial
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from compiled import compilations
 
 import jaxcal as jc
 from jaxcal._numpy import stacked
+from jaxcal.functional.scores import accrue_loss
 
 pytestmark = pytest.mark.any_precision
 
@@ -55,6 +59,15 @@ def of_first_column(fit):
     return call
 
 
+def with_power(fit):
+    """A fit by a loss with a number, one value a row."""
+
+    def loss(errors, std, power):
+        return abs(errors / std) ** power + jnp.log(std)
+
+    return lambda *args, power=1.0, **options: fit(*args, loss=partial(loss, power=power), **options)
+
+
 def student_t(n, new):
     return [jc.StudentT(np.linspace(3, 9, m), np.zeros(m), np.ones(m)) for m in (n, *new)]
 
@@ -81,7 +94,7 @@ CASES = {
         of_predictor(jc.variance_network.fit, form="alternating", **SHORT),
         {"weight_decay": 0.01},
     ),
-    "usnrt": (of_predictor(jc.usnrt.fit, min_leaf=60, **SHORT), {"significance": 0.02}),
+    "usnrt": (of_predictor(jc.usnrt.fit, min_leaf=60, **SHORT), {"splits": jc.usnrt.Splits(significance=0.02)}),
     "deep_ensemble": (of_predictor(jc.deep_ensemble.fit, num_members=2, **SHORT), {"learning_rate": 0.002}),
     "dropout": (of_predictor(jc.dropout.fit, num_samples=3, **SHORT), {"rate": 0.2}),
     "concrete dropout": (of_predictor(jc.dropout.fit, num_samples=3, rate="concrete", **SHORT), {"length_scale": 0.02}),
@@ -107,7 +120,11 @@ CASES = {
     "mixture of student t": (of_two_members(lambda loc: jc.StudentT(5.0, loc, 1.0)), {}),
     "kmeans": (of_calibrator(jc.kmeans.fit, POINT, key=KEY), {}),
     "gaussian_mle": (of_calibrator(jc.gaussian_mle.fit, NORMAL), {}),
-    "accrue": (of_calibrator(jc.accrue.fit, POINT, key=KEY), {"beta": 0.5, "patience": 5}),
+    "accrue": (
+        of_calibrator(jc.accrue.fit, POINT, key=KEY),
+        {"loss": partial(accrue_loss, beta=0.5), "patience": 5},
+    ),
+    "accrue by another loss": (of_calibrator(with_power(jc.accrue.fit), POINT, key=KEY), {"power": 1.5}),
     "accrue of a polynomial": (
         of_calibrator(of_first_column(jc.accrue.fit), POINT, key=KEY, model="polynomial"),
         {"max_iterations": 50},

@@ -63,8 +63,8 @@ def fit_grouped():
 
 def fit_tree():
     """With the names of a data frame's columns; and groups that a method of the tree gives."""
-    options = {"hidden": (2,), "split_hidden": (2,), "min_leaf": 10, "significance": 0.9, "max_epochs": 3}
-    tree = usnrt.fit(frame_of(X), Y, key=KEY, **options)
+    splits = usnrt.Splits(significance=0.9, hidden=(2,))
+    tree = usnrt.fit(frame_of(X), Y, key=KEY, min_leaf=10, splits=splits, hidden=(2,), max_epochs=3)
     return {"tree": tree, "groups": jc.crude.fit(codes(X), jc.Point(mean(X)), Y, by=tree.apply)}
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from _common import fastest, provenance, tell
 
 import jaxcal as jc
+from jaxcal.functional.scores import accrue_loss
 
 NEW = 20
 
@@ -87,7 +88,12 @@ def on_two_parts(x, base, y, **options):
     return jc.sharp_gp.fit(x[~trains], jc.Point(base.mean[~trains]), y[~trains], **training, **options)
 
 
-polynomial = partial(jc.accrue.fit, model="polynomial", key=jax.random.key(0))
+def polynomial(**numbers):
+    """ACCRUE's polynomial of one column, with numbers of its loss."""
+    loss = partial(accrue_loss, **numbers)
+    return one_column(partial(jc.accrue.fit, model="polynomial", key=jax.random.key(0), loss=loss))
+
+
 # What is fitted, to how many rows, and whether it has the option.
 CASES = {
     ("crude", 10_000): (jc.crude.fit, False),
@@ -101,8 +107,8 @@ CASES = {
     ("rio, 100 inducing points", 1000): (partial(jc.rio.fit, inference=jc.gp.Sparse(num_inducing=100)), True),
     ("rio, nearest rows", 500): (partial(jc.rio.fit, inference=jc.gp.Nearest()), True),
     ("gaussian_process, exact", 500): (predictor(jc.gaussian_process.fit), True),
-    ("accrue, polynomial, beta=1", 1000): (one_column(partial(polynomial, beta=1)), True),
-    ("accrue, polynomial, smoothed", 1000): (one_column(partial(polynomial, smoothing=0.1)), True),
+    ("accrue, polynomial, beta=1", 1000): (polynomial(beta=1), True),
+    ("accrue, polynomial, smoothed", 1000): (polynomial(smoothing=0.1), True),
     ("sharp_gp", 600): (on_two_parts, True),
 }
 

@@ -156,7 +156,7 @@ def all_cases() -> dict[str, Callable]:
         "dropout, concrete": trained(jc.dropout.fit, rate="concrete"),
         "evidential": trained(jc.evidential.fit),
         "neural_process": predictor(jc.neural_process.fit, key=key, max_iterations=200),
-        "usnrt": trained(jc.usnrt.fit, min_leaf=100, significance=0.5),
+        "usnrt": trained(jc.usnrt.fit, min_leaf=100, splits=jc.usnrt.Splits(significance=0.5)),
     }
     return cases | {f"accrue, toy {name}": toy(name) for name in "gyw"} | levene_cases()
 

@@ -11,6 +11,7 @@ finished, also while another process still runs.
 """
 
 from collections.abc import Mapping
+from functools import partial
 
 import equinox as eqx
 import jax
@@ -20,6 +21,7 @@ import numpy as np
 import jaxcal as jc
 from benchmarks.tables import _accrue_report, _jobs
 from jaxcal.frames.preprocessing import Standardizer
+from jaxcal.functional.scores import accrue_loss
 from jaxcal.networks import FeedForward
 from jaxcal.optimize import minimize_from_each, num_train
 
@@ -111,7 +113,7 @@ def fit_mean(x: jax.Array, y: jax.Array, *, key: jax.Array) -> Mean:
 def calibrated(rows: tuple, at: tuple, truth: np.ndarray, key: jax.Array) -> Mapping[str, jc.Distribution]:
     """The distributions of the test rows by every method of the paper."""
     x, own, y = rows
-    crps = jc.accrue.fit(x, own, y, key=key, beta=1.0)
+    crps = jc.accrue.fit(x, own, y, key=key, loss=partial(accrue_loss, beta=1.0))
     accrue = jc.accrue.fit(x, own, y, key=key)
     recalibrated = jc.isotonic.fit(None, accrue(x, own), y, tails="support")
     # As in the paper the number of clusters is the one that serves the test rows best: an advantage.

@@ -9,6 +9,7 @@ known, and the density of the true std given the found one over a million new po
 
 import argparse
 import datetime
+from functools import partial
 from pathlib import Path
 
 import equinox as eqx
@@ -20,10 +21,11 @@ import numpy as np
 import jaxcal as jc
 from benchmarks.tables import _jobs, _report
 from benchmarks.tables._rio_figures import BLUE, RED, STYLE, WIDTH, save
+from jaxcal.functional.scores import accrue_loss
 
 PROBLEMS = {"g": 1.0, "y": 1.0, "w": np.pi}  # where their inputs end
 ROWS, ROWS_5D, NEW_5D = 100, 6600, 1_000_000
-MODELS = {"network": {}, "CRPS alone": {"beta": 1.0}, "polynomial": {"model": "polynomial"}}
+MODELS = {"network": {}, "CRPS alone": {"loss": partial(accrue_loss, beta=1.0)}, "polynomial": {"model": "polynomial"}}
 DRAWN = ("network", "polynomial")
 GRID = np.linspace(0, 1, 201)
 COLUMNS = ("problem", "seed", "rows", "mean_std", "best_constant", *MODELS, "correlation")

@@ -93,9 +93,9 @@ def methods(train, model: jc.sharp_gp.HasKernel, calibration: Part, test: Part, 
     some = jc.Normal(base.mean[rows], base.std[rows])
     fitted = {
         "Ours": sharp(preset="paper"),
-        "line": sharp(search="line", fit_on="calibration"),
+        "line": sharp(variance=jc.sharp_gp.Variance(fit_on="calibration")),
         "exact": sharp(),
-        "exact ARD": sharp(search="ard"),
+        "exact ARD": sharp(variance=jc.sharp_gp.Variance(search="ard")),
         "RK": jc.isotonic.fit(x, base, y, tails="anchored"),
         "RV": jc.conformal.fit(x, base, y, rule="randomized", key=key),
         "NN": jc.neural_quantiles.fit(x[rows], some, y[rows], key=key, preset="paper"),

@@ -25,8 +25,8 @@ SIZES, LEVEL = (39, 99, 199), 0.9
 TRAINING_SETS, CALIBRATIONS = 10, 200
 METHODS = {
     "exact (default)": {},
-    "exact ARD": {"search": "ard"},
-    "line by calibration rows": {"fit_on": "calibration"},
+    "exact ARD": {"variance": jc.sharp_gp.Variance(search="ard")},
+    "line by calibration rows": {"variance": jc.sharp_gp.Variance(fit_on="calibration")},
     'preset="paper"': {"preset": "paper"},
 }
 BAND = 0.9

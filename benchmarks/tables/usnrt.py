@@ -159,11 +159,11 @@ def varied_usnrt(point: str, rows: Rows, at: np.ndarray, run: Run) -> tuple[jc.D
     num_rows, num_columns = rows.x.shape
     if name == "structure":
         splitting, leaf = ([width * num_columns for width in widths] for widths in STRUCTURES[value])
-        options = {"split_hidden": splitting, "hidden": leaf}
+        options = {"splits": jc.usnrt.Splits(hidden=splitting), "hidden": leaf}
     elif name == "leaves":
         options = {"min_leaf": max(num_rows // int(value), LEAST_ROWS)}
     else:
-        options = {"significance": float(value)}
+        options = {"splits": jc.usnrt.Splits(significance=float(value))}
     return fit_usnrt(rows, at, run, **options)
 
 
@@ -202,7 +202,7 @@ SYSTEMS = {
     "Extra Trees": partial(fit_forest, "extra_trees"),
     "Random Forest": partial(fit_forest, "random_forest"),
     "USNRT": fit_usnrt,
-    UNCORRECTED: partial(fit_usnrt, correction="none"),
+    UNCORRECTED: partial(fit_usnrt, splits=jc.usnrt.Splits(correction="none")),
     "MC Dropout": partial(fit_network, partial(jc.dropout.fit, rate=0.5, num_samples=NUM_SAMPLES), (8, 16, 4)),
     "Concrete Dropout": partial(fit_network, partial(jc.dropout.fit, rate="concrete", num_samples=NUM_SAMPLES), (8, 4)),
     "Deep Ensemble": partial(fit_network, jc.deep_ensemble.fit, (8, 4)),

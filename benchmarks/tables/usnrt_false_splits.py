@@ -54,10 +54,11 @@ FITS = {
     "3 x0 - 2 x1, 5 features, std 1": (5, lambda x: 3 * x[:, 0] - 2 * x[:, 1], 1.0),
     "3 x0 - 2 x1, 5 features, std 1 and 1.5": (5, lambda x: 3 * x[:, 0] - 2 * x[:, 1], 1.5),
 }
+# The options of their `usnrt.Splits`, by the number of columns; the first is the preset.
 RULES = {
-    "paper": lambda _: {"preset": "paper"},
-    "one network": lambda d: {"num_folds": 1, "split_hidden": [d * width for width in NARROW]},
-    "5 folds, 8d and 4d units": lambda d: {"split_hidden": [d * width for width in NARROW]},
+    "paper": lambda _: {},
+    "one network": lambda d: {"num_folds": 1, "hidden": [d * width for width in NARROW]},
+    "5 folds, 8d and 4d units": lambda d: {"hidden": [d * width for width in NARROW]},
     "5 folds": lambda _: {},
 }
 
@@ -159,7 +160,9 @@ def is_split_by_fit(problem: tuple, rule: str, seed: int, num_rows: int) -> tupl
     rng = np.random.default_rng(seed)
     x = rng.uniform(-1, 1, (num_rows, num_columns))
     y = mean(x) + np.where(x[:, 1] > 0, ratio, 1.0) * rng.normal(size=num_rows)
-    options = {"min_leaf": FIT_MIN_LEAF, "significance": SIGNIFICANCE, "hidden": (1,), **RULES[rule](num_columns)}
+    splits = usnrt.Splits(significance=SIGNIFICANCE, **RULES[rule](num_columns))
+    preset = "paper" if rule == "paper" else None
+    options = {"min_leaf": FIT_MIN_LEAF, "splits": splits, "hidden": (1,), "preset": preset}
     began = time.process_time()
     fitted = usnrt.fit(x.astype(np.float32), y.astype(np.float32), key=jax.random.key(seed), **options)
     return bool(fitted.trees.feature[0, 0] >= 0), time.process_time() - began

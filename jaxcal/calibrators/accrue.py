@@ -3,18 +3,19 @@
 Camporeale and Carè, "ACCRUE: Accurate and Reliable Uncertainty Estimate in Deterministic Models", International Journal
 for Uncertainty Quantification 11 (2021). The distribution of a row is N(base.mean, std(x)^2), with std a function of
 the inputs. The std minimizes beta times the mean CRPS plus 1 - beta times the reliability score (equation 11;
-`functional.scores` has all of it). With beta=1 the loss is the CRPS alone, the paper's first baseline. Isotonic
-recalibration of the result is the paper's RECAL.
+`functional.scores` has all of it), or any other loss. With `functional.normal.crps` the loss is the CRPS alone, the
+paper's first baseline. Isotonic recalibration of the result is the paper's RECAL.
 
 **The errors decide everything.** Errors of training rows are too small, and so is a std learned from them. In the
 paper's setting the std is too small by half on small data sets. Give rows that the model was not trained on, or
 out-of-fold predictions: `jaxcal.out_of_fold`.
 """
 
+import inspect
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict, Unpack
 
 import equinox as eqx
 import jax
@@ -32,9 +33,10 @@ from jaxcal.distributions._rows import predicted_by_buckets
 from jaxcal.frames.columns import Categorical, Columns
 from jaxcal.frames.layout import Series, Table
 from jaxcal.frames.preprocessing import Standardizer
+from jaxcal.functional.linalg import weighted_mean
 from jaxcal.functional.scores import accrue_beta, accrue_loss
 from jaxcal.networks import FeedForward, TrainingRecord, presets
-from jaxcal.networks.training import GIVE_STEPS, check_steps
+from jaxcal.networks.training import GIVE_STEPS, check_names, check_steps
 from jaxcal.optimize import Optimum, Result, num_train
 
 # Section 5.1: the network's layers, of ReLU and of symmetric saturating linear functions; the polynomial's order.
@@ -58,26 +60,41 @@ _FEW = 2**12
 _TOO_LARGE = 1.5
 
 
+class TrainingOptions(TypedDict, total=False):
+    """The options of the training; an option that is None has its default.
+
+    Attributes:
+        restarts: number of initializations of the network (default 5; one if it takes steps).
+        validation_fraction: fraction of the rows in the validation set (default 0.5).
+        max_iterations: the largest number of L-BFGS steps (default 500).
+        patience: the number of steps without improvement that ends the training (default 10).
+        steps: number of full-batch steps, as `jaxcal.networks.StepOptions` describes them, in place of restarts, a
+            validation set, max_iterations and patience; None for a training that the validation set stops.
+        learning_rate: the learning rate of Adam in these steps (default 0.01).
+    """
+
+    restarts: int | None
+    validation_fraction: float | None
+    max_iterations: int | None
+    patience: int | None
+    steps: int | None
+    learning_rate: ArrayLike | None
+
+
 def fit(
-    x: Table,
-    base: Distribution,
-    y: Series,
+    x: "Table",
+    base: "Distribution",
+    y: "Series",
     *,
-    key: PRNGKeyArray,
-    categorical: Categorical = (),
-    model: str | eqx.Module = "network",
-    beta: str | ArrayLike = "auto",
+    key: "PRNGKeyArray",
+    categorical: "Categorical" = (),
+    model: "str | eqx.Module" = "network",
+    loss: "Callable | None" = None,
     relative: bool = False,
-    restarts: int | None = None,
-    validation_fraction: float | None = None,
     validation: tuple | None = None,
-    weights: Weights | None = None,
-    max_iterations: int | None = None,
-    patience: int | None = None,
-    steps: int | None = None,
-    learning_rate: ArrayLike | None = None,
+    weights: "Weights | None" = None,
     differentiable: bool = False,
-    smoothing: ArrayLike | None = None,
+    **options: "Unpack[TrainingOptions]",
 ) -> "ACCRUE":
     """Fit a std as a function of the inputs to the errors y - base.mean.
 
@@ -94,6 +111,17 @@ def fit(
     - an Equinox module that maps one standardized input [d] to log std, as a scalar, in units of the errors' typical
       size. It is trained as the network is, from its own weights, once.
 
+    `loss` is any function of the errors [n] and the stds [n], in units of y's standard deviation. It returns one value
+    a row, [n], whose mean the fit minimizes, or one number for all rows. A function that takes `weights` gets the
+    weights of the rows by this name, if there are any. Examples, with `functional` and `functools.partial`:
+
+    - `partial(scores.accrue_loss, beta=0.5)`, whose weight of the CRPS, in [0, 1], is not the weight of equation 12;
+    - `partial(scores.accrue_loss, smoothing=0.1)`, which smooths the reliability score. This length makes a std about
+      1 or 2 % larger. The time of the loss then grows with the square of the number of rows;
+    - `lambda errors, std: normal.crps(errors, 0.0, std)`, the CRPS alone, as with beta=1.
+
+    Other numbers in a `partial` compile nothing. Another function, such as a new lambda, compiles anew.
+
     With weights the mean CRPS is weighted, over the training rows and over the validation set. The reliability score
     compares Phi with the weighted empirical cdf of the errors. A row of weight 2 counts as two rows, and a row of
     weight 0 does not count. Weights that are all equal have no effect. Let w(x) be the density of new inputs divided by
@@ -106,8 +134,9 @@ def fit(
     fitted to and their weights. `functional.scores.accrue_loss` is a loss to train mean and std jointly.
 
     With `steps` a network or module takes that number of steps on all rows. Derivatives pass through the steps, in x,
-    base, y, weights, beta, the module's own weights and the learning rate. The steps are steps of Adam, since L-BFGS
-    chooses the lengths of its steps by comparisons. Any other derivative through the fit raises an error.
+    base, y, weights, the numbers of a `partial` in `loss`, the module's own weights and the learning rate. The steps
+    are steps of Adam, since L-BFGS chooses the lengths of its steps by comparisons. Any other derivative through the
+    fit raises an error.
 
     Args:
         x: inputs [l, d], or a data frame (`jaxcal.frames`); a vector [l] is one column.
@@ -116,40 +145,33 @@ def fit(
         key: random key of the initial weights and of the validation set.
         categorical: the columns of x whose values have no order, by position, or of a data frame by name.
         model: "network", "polynomial" or a module, as above.
-        beta: the weight of the CRPS in [0, 1]; "auto" is equation 12, see `functional.scores.accrue_beta`.
+        loss: what is minimized, as above. None is `functional.scores.accrue_loss`, whose beta is the weight of equation
+            12 unless a `partial` gives it, see `functional.scores.accrue_beta`.
         relative: whether the model learns a factor that multiplies base.std, in place of the std. If base.std is large
             where the errors are large, the fit then only has to correct the scale. Without it base.std has no effect on
             the result.
-        restarts: number of initializations of the network (default 5; one if it takes steps).
-        validation_fraction: fraction of the rows in the validation set (default 0.5).
         validation: other rows (x, base, y) as the validation set, in place of a fraction of these rows. If `weights` is
             an array, the weights of the other rows are a fourth part, (x, base, y, weights).
         weights: the weights of the rows [l], not negative, or a function of x that gives them; None for equal weights.
             The call needs no weights.
-        max_iterations: the largest number of L-BFGS steps (default 500).
-        patience: the number of steps without improvement that ends the training (default 10).
-        steps: number of full-batch steps, as `jaxcal.networks.StepOptions` describes them, in place of restarts, a
-            validation set, max_iterations and patience; None for a training that the validation set stops.
-        learning_rate: the learning rate of Adam in these steps (default 0.01).
         differentiable: whether derivatives pass through the fit of the polynomial, as in `rio.fit`. They come from the
             implicit function theorem at the optimum, which the fit then finds to the last digits. If there is no
-            optimum, they are NaN and the result of `training` is not CONVERGED. The order is held constant. It needs
-            beta=1 or smoothing: the reliability score has a kink wherever two standardized errors change places. The
-            derivatives between kinks do not show how the std moves over larger changes.
-        smoothing: None, or a length in standardized errors by which the reliability score is smoothed, see
-            `functional.scores.reliability_score`. A length of 0.1 makes a std about 1 or 2 % larger. The time of the
-            loss then grows with the square of the number of rows.
+            optimum, they are NaN and the result of `training` is not CONVERGED. The order is held constant. The loss of
+            ACCRUE needs beta=1 or smoothing: the reliability score has a kink wherever two standardized errors change
+            places. The derivatives between kinks do not show how the std moves over larger changes.
+        **options: of the training, as `TrainingOptions` lists them.
 
     Raises:
-        TypeError: if base is not a Distribution, or key is no random key. If a derivative through the fit is requested
-            without `differentiable` or `steps`.
+        TypeError: if base is not a Distribution, key is no random key, loss is no function, or there is no such option.
+            If a derivative through the fit is requested without `differentiable` or `steps`.
         ValueError: if x, y or base is not finite or of the wrong shape. If there are fewer than 10 rows, y is constant,
             or y equals base.mean in every row. If the polynomial gets more than one column, or an option is out of its
             range. If `relative` is set and base is a `Point`, which has no std. If there are not as many weights as
             rows, a weight is negative, NaN or infinite, or all are 0. If only the rows, or only the rows of
             `validation`, have weights. If steps are negative, are given to a polynomial, or come with an option that
-            has no effect with steps. If a learning rate is given without steps. If the learning rate or smoothing is
-            not positive.
+            has no effect with steps. If a learning rate is given without steps. If the learning rate or the smoothing
+            of the loss is not positive. If the loss returns neither one value a row nor one number, or with weights one
+            number without using them.
         FloatingPointError: if the loss becomes NaN or infinite.
 
     Warns:
@@ -171,19 +193,18 @@ def fit(
     _checks.check_key(key)
     columns, rows = _as_rows(x, base, y, weights, relative, categorical)
     _checks.check_rows("x", rows.x, _LEAST_ROWS)
-    options = {"validation_fraction": validation_fraction, "max_iterations": max_iterations, "patience": patience}
-    settings = _settle(steps, learning_rate, validation=validation, restarts=restarts, **options)
+    settings = _settle(options, validation)
+    steps = settings.steps
     _checks.check_varies("y is", rows.y)
     if not _checks.is_traced(rows.y, rows.mean) and np.array_equal(rows.y, rows.mean):
         raise ValueError("y equals base.mean in every row: there is no std to learn.")
-    task = _Task(rows, columns, _Score(_as_weight(beta), _as_length(smoothing)), relative)
+    task = _Task(rows, columns, _Loss.of(loss), relative)
+    task.loss.check(rows)
     until = jnp.asarray(settings.max_iterations), jnp.asarray(settings.patience)
     if model == "polynomial":
         _check_polynomial(rows, validation, steps)
-        if differentiable and smoothing is None and (isinstance(beta, str) or _checks.is_traced(beta) or beta != 1):
-            raise ValueError(
-                "differentiable=True goes with beta=1, or with smoothing=0.1, say: the reliability score has kinks."
-            )
+        if differentiable:
+            task.loss.check_without_kinks()
         fitted = _fit_polynomial(task, until[0], differentiable)
     elif differentiable:
         raise ValueError("differentiable=True is for model='polynomial': give steps= for a network.")
@@ -211,7 +232,7 @@ class ACCRUE(eqx.Module):
         columns: the description of the columns of the inputs.
         x_scaler: the standardization of the inputs.
         scale: the typical size of the errors, in the unit of y, or with `relative` in predicted stds.
-        beta: the weight of the CRPS in the loss.
+        beta: the weight of the CRPS in ACCRUE's loss; None for another loss.
         loss: the lowest loss of the validation set, for errors in units of y's standard deviation. For a polynomial,
             and after `steps`, it is the loss of all rows.
         training: the record of the training, a `jaxcal.networks.TrainingRecord`, whose epochs are steps. A polynomial
@@ -222,7 +243,7 @@ class ACCRUE(eqx.Module):
     columns: Columns
     x_scaler: Standardizer
     scale: Float[Array, "*runs"]
-    beta: Float[Array, "*runs"]
+    beta: Float[Array, "*runs"] | None
     loss: Float[Array, "*runs"]
     training: TrainingRecord
     relative: bool = eqx.field(static=True, default=False)
@@ -270,37 +291,18 @@ def _predict(fitted: ACCRUE, x: Float[Array, "n d"]) -> Float[Array, " n"]:
     return fitted.scale[None] * jnp.exp(jax.vmap(fitted.model)(fitted.x_scaler(x)))
 
 
-def _settle(
-    steps: int | None, learning_rate: ArrayLike | None, validation: tuple | None, **options: Any
-) -> presets.ACCRUE:
+def _settle(options: TrainingOptions, validation: tuple | None) -> presets.ACCRUE:
     """The options of training, with defaults in place of None; options that exclude each other raise an error."""
-    check_steps(steps, validation=validation, **options)
-    if steps is None and learning_rate is not None:
+    check_names(fit, options, TrainingOptions)
+    settings = presets.settle({None: presets.ACCRUE()}, None, **options)
+    without = ("restarts", "validation_fraction", "max_iterations", "patience")
+    check_steps(settings.steps, validation=validation, **{name: options.get(name) for name in without})
+    if settings.steps is None and options.get("learning_rate") is not None:
         raise ValueError("learning_rate is for steps, and L-BFGS has none: give steps, too, or omit learning_rate.")
-    settings = presets.settle({None: presets.ACCRUE()}, None, learning_rate=learning_rate, **options)
     for name in ("restarts", "max_iterations", "patience"):
         _checks.check_at_least(name, getattr(settings, name), 1)
     _checks.check_positive("learning_rate", settings.learning_rate)
     return settings
-
-
-def _as_weight(beta: str | ArrayLike) -> Float[Array, ""] | None:
-    """The weight of the CRPS, or None if equation 12 decides it."""
-    if isinstance(beta, str):
-        _checks.check_choice("beta", beta, ("auto",))
-        return None
-    weight = _checks.as_floats("beta", beta)
-    if weight.ndim or (not _checks.is_traced(weight) and not 0 <= np.asarray(weight) <= 1):
-        raise ValueError(f"beta must be 'auto' or one number between 0 and 1; got {beta}.")
-    return weight
-
-
-def _as_length(smoothing: ArrayLike | None) -> Float[Array, ""] | None:
-    """The length by which the reliability score is smoothed, or None."""
-    if smoothing is None:
-        return None
-    _checks.check_positive("smoothing", smoothing)
-    return _checks.as_floats("smoothing", smoothing)
 
 
 def _initial_models(model: str | eqx.Module, rows: "_Rows", key: PRNGKeyArray, restarts: int) -> list[eqx.Module]:
@@ -383,11 +385,85 @@ def _check_polynomial(rows: _Rows, validation: tuple | None, steps: int | None) 
         raise ValueError("model='polynomial' is fitted to its optimum, and takes no steps.")
 
 
-class _Score(NamedTuple):
-    """The options of the loss: the weight of the CRPS, None for equation 12, and the length of smoothing or None."""
+class _Loss(eqx.Module):
+    """A loss of errors and stds, and the numbers of a `partial`, which are arguments of compiled programs."""
 
-    beta: Float[AnyArray, ""] | None
-    smoothing: Float[AnyArray, ""] | None
+    function: Callable = eqx.field(static=True)
+    numbers: dict[str, Float[AnyArray, "..."]]
+
+    @classmethod
+    def of(cls, loss: Callable | None) -> "_Loss":
+        """The loss that a fit is given; None is equation 11."""
+        if loss is None:
+            return cls(accrue_loss, {})
+        if not callable(loss):
+            raise TypeError(f"loss must be a function of errors and stds, or None; got {loss!r}.")
+        if isinstance(loss, partial) and not loss.args and all(map(_is_number, loss.keywords.values())):
+            return cls(loss.func, {name: _checks.as_floats(name, value) for name, value in loss.keywords.items()})
+        return cls(loss, {})
+
+    def __call__(
+        self, errors: Float[AnyArray, " n"], std: Float[AnyArray, " n"], weights: Float[AnyArray, " n"] | None
+    ) -> Float[AnyArray, ""]:
+        """The loss of all rows; the mean where the function returns one value a row."""
+        given = {"weights": weights} if weights is not None and self.takes_weights else {}
+        values = self.function(errors, std, **self.numbers, **given)
+        return weighted_mean(values, weights) if values.ndim else values
+
+    @property
+    def is_accrue(self) -> bool:
+        """Whether it is equation 11."""
+        return self.function is accrue_loss
+
+    @property
+    def is_smoothed(self) -> bool:
+        """Whether it is equation 11 with a smoothed reliability score."""
+        return self.is_accrue and "smoothing" in self.numbers
+
+    @property
+    def takes_weights(self) -> bool:
+        """Whether the function takes weights of rows."""
+        return "weights" in inspect.signature(self.function).parameters
+
+    def can_weigh(self, errors: Float[AnyArray, " n"]) -> bool:
+        """Whether rows can have weights: the function takes them, or returns one value a row."""
+        return self.takes_weights or bool(self._shape(errors))
+
+    def check(self, rows: _Rows) -> None:
+        """Raise ValueError if a number of equation 11 is out of its range, or another loss has a wrong shape."""
+        if self.is_accrue:
+            _check_numbers(**self.numbers)
+            return
+        shape = self._shape(rows.y)
+        if shape not in ((), rows.y.shape):
+            raise ValueError(f"loss must return one value a row, {rows.y.shape}, or one number; got shape {shape}.")
+        if rows.weights is not None and not self.can_weigh(rows.y):
+            raise ValueError("loss returns one number for all rows: with weights it must take weights=.")
+
+    def check_without_kinks(self) -> None:
+        """Raise ValueError if it is equation 11 with a reliability score that is not smoothed."""
+        beta = self.numbers.get("beta")
+        is_crps = beta is not None and not _checks.is_traced(beta) and np.asarray(beta) == 1
+        if self.is_accrue and not self.is_smoothed and not is_crps:
+            raise ValueError(
+                "differentiable=True goes with beta=1 in the loss, or with smoothing=0.1, say: the reliability score "
+                "has kinks."
+            )
+
+    def _shape(self, errors: Float[AnyArray, " n"]) -> tuple[int, ...]:
+        return jax.eval_shape(partial(self.function, **self.numbers), errors, errors).shape
+
+
+def _is_number(value: object) -> bool:
+    return eqx.is_array_like(value) and not isinstance(value, bool)
+
+
+def _check_numbers(beta: Array | None = None, smoothing: Array | None = None) -> None:
+    """Raise ValueError if a number of `accrue_loss` is out of its range."""
+    if beta is not None and (beta.ndim or not (_checks.is_traced(beta) or 0 <= np.asarray(beta) <= 1)):
+        raise ValueError(f"beta must be one number between 0 and 1; got {beta}.")
+    if smoothing is not None:
+        _checks.check_positive("smoothing", smoothing)
 
 
 class _Problem(NamedTuple):
@@ -398,20 +474,21 @@ class _Problem(NamedTuple):
     log_scale: Float[AnyArray, " n"]
     weights: Float[AnyArray, " n"] | None
 
-    def loss(self, model: Callable, score: _Score) -> Float[AnyArray, ""]:
-        """ACCRUE's loss of a model of log std, in units of the errors' typical size."""
-        std = jnp.exp(self.log_scale + jax.vmap(model)(self.x))
-        return accrue_loss(self.errors, std, score.beta, weights=self.weights, smoothing=score.smoothing)
+    def loss(self, model: Callable, loss: _Loss) -> Float[AnyArray, ""]:
+        """The loss of a model of log std, in units of the errors' typical size."""
+        return loss(self.errors, jnp.exp(self.log_scale + jax.vmap(model)(self.x)), self.weights)
 
-    def score(self, options: _Score) -> _Score:
-        """The score with a known weight of the CRPS: its own, or the weight of equation 12."""
-        if options.beta is None:
-            return options._replace(beta=accrue_beta(self.errors, weights=self.weights))
-        return options._replace(beta=options.beta.astype(self.errors.dtype))
+    def own(self, loss: _Loss) -> _Loss:
+        """The loss in the dtype of these rows; ACCRUE's without a weight of the CRPS has the weight of equation 12."""
+        numbers = loss.numbers
+        if loss.is_accrue and "beta" not in numbers:
+            numbers = numbers | {"beta": accrue_beta(self.errors, weights=self.weights)}
+        return _Loss(loss.function, {name: value.astype(self.errors.dtype) for name, value in numbers.items()})
 
-    def in_bucket(self, score: _Score) -> "_Problem":
-        """The rows, filled up to a bucket if that costs little."""
-        return _base.in_bucket(self) if len(self.errors) <= _FEW and score.smoothing is None else self
+    def in_bucket(self, loss: _Loss) -> "_Problem":
+        """The rows, filled up to a bucket with rows of weight 0 if the loss can weigh rows and that costs little."""
+        is_cheap = len(self.errors) <= _FEW and not loss.is_smoothed
+        return _base.in_bucket(self) if is_cheap and loss.can_weigh(self.errors) else self
 
     def part(self, chosen: Int[AnyArray, " m"]) -> "_Problem":
         """Some of the rows."""
@@ -419,11 +496,11 @@ class _Problem(NamedTuple):
 
 
 class _Task(NamedTuple):
-    """The arguments of a fit: the rows, their columns, the score, and whether the std is a factor of base.std."""
+    """The arguments of a fit: the rows, their columns, the loss, and whether the std is a factor of base.std."""
 
     rows: _Rows
     columns: Columns
-    score: _Score
+    loss: _Loss
     relative: bool
 
     def problem(self, *, on_range: bool = False) -> tuple[_Problem, Standardizer, Float[AnyArray, ""]]:
@@ -450,15 +527,15 @@ class _Task(NamedTuple):
         return problem, x_scaler, typical if self.relative else scale * typical
 
     def fitted(
-        self, model: Callable, x_scaler: Standardizer, scale, beta, optimum: Optimum, *, validated: bool = False
+        self, model: Callable, x_scaler: Standardizer, scale, loss: _Loss, optimum: Optimum, *, validated: bool = False
     ) -> ACCRUE:
-        """The module made from a model and its optimum; `validated` if a validation set chose it."""
+        """The module made from a model and its optimum by a loss; `validated` if a validation set chose it."""
         return ACCRUE(
             model=model,
             columns=self.columns,
             x_scaler=x_scaler,
             scale=scale,
-            beta=beta,
+            beta=loss.numbers["beta"] if loss.is_accrue else None,
             loss=optimum.loss,
             training=TrainingRecord.of(optimum, throw=False, validated=validated),
             relative=self.relative,
@@ -470,73 +547,73 @@ def _fit_networks(
 ) -> ACCRUE:
     """The best of the trained models; the training rows are the first `size` rows in an order."""
     task, initial = _checks.without_derivative((task, initial), "accrue.fit", GIVE_STEPS)
-    train, validation, score, x_scaler, scale = _divided(task, size, order)
+    train, validation, loss, x_scaler, scale = _divided(task, size, order)
     starts = stacked([eqx.filter(model, eqx.is_inexact_array) for model in initial])
-    parts = train.in_bucket(score), validation.in_bucket(score)
-    model, optimum = _trained(*parts, score, eqx.combine(starts, initial[0]), until)
-    return task.fitted(model, x_scaler, scale, score.beta, optimum, validated=True)
+    parts = train.in_bucket(loss), validation.in_bucket(loss)
+    model, optimum = _trained(*parts, loss, eqx.combine(starts, initial[0]), until)
+    return task.fitted(model, x_scaler, scale, loss, optimum, validated=True)
 
 
 @numpy_or_jit
 def _divided(
     task: _Task, size: int, order: Int[AnyArray, " n"] | None
-) -> tuple[_Problem, _Problem, _Score, Standardizer, Float[AnyArray, ""]]:
-    """The training rows, the validation rows, the score, and the scales of inputs and errors."""
+) -> tuple[_Problem, _Problem, _Loss, Standardizer, Float[AnyArray, ""]]:
+    """The training rows, the validation rows, the loss, and the scales of inputs and errors."""
     problem, x_scaler, scale = task.problem()
     places: AnyArray = np.arange(task.rows.y.shape[0]) if order is None else order
     train, validation = problem.part(places[:size]), problem.part(places[size:])
-    return train, validation, train.score(task.score), x_scaler, scale
+    return train, validation, train.own(task.loss), x_scaler, scale
 
 
 @numpy_or_jit
-def _undivided(task: _Task, *, on_range: bool) -> tuple[_Problem, _Score, Standardizer, Float[AnyArray, ""]]:
-    """All rows, the score, and the scales of inputs and errors."""
+def _undivided(task: _Task, *, on_range: bool) -> tuple[_Problem, _Loss, Standardizer, Float[AnyArray, ""]]:
+    """All rows, the loss, and the scales of inputs and errors."""
     problem, x_scaler, scale = task.problem(on_range=on_range)
-    return problem, problem.score(task.score), x_scaler, scale
+    return problem, problem.own(task.loss), x_scaler, scale
 
 
 @_programs.jit
-def _trained(train: _Problem, validation: _Problem, score: _Score, initial, until) -> tuple[Any, Optimum]:
+def _trained(train: _Problem, validation: _Problem, loss: _Loss, initial, until) -> tuple[Any, Optimum]:
     """The best of the models, which are trained in one `vmap`."""
     params, fixed = eqx.partition(initial, eqx.is_inexact_array)
-    loss = lambda problem: lambda params: problem.loss(eqx.combine(params, fixed), score)
+    of = lambda problem: lambda params: problem.loss(eqx.combine(params, fixed), loss)
     optimum = optimize.minimize_from_each(
-        loss(train), params, max_iterations=until[0], validation_loss=loss(validation), patience=until[1]
+        of(train), params, max_iterations=until[0], validation_loss=of(validation), patience=until[1]
     )
     return eqx.combine(optimum.params, fixed), optimum
 
 
 def _fit_by_steps(task: _Task, initial: eqx.Module, learning_rate: ArrayLike, steps: int, key: PRNGKeyArray) -> ACCRUE:
     """A model after `steps` steps on all rows."""
-    problem, score, x_scaler, scale = _undivided(task, on_range=False)
+    problem, loss, x_scaler, scale = _undivided(task, on_range=False)
     take = partial(optimize.train_full_batch, num_steps=steps, optimizer=optimize.adam, learning_rate=learning_rate)
-    optimum = take(_loss_of_all, initial, (problem.in_bucket(score), score), key=key)
-    return task.fitted(optimum.params, x_scaler, scale, score.beta, optimum)
+    optimum = take(_loss_of_all, initial, (problem.in_bucket(loss), loss), key=key)
+    return task.fitted(optimum.params, x_scaler, scale, loss, optimum)
 
 
-def _loss_of_all(model: Callable, rows: tuple[_Problem, _Score], key: PRNGKeyArray | None) -> Float[Array, ""]:
+def _loss_of_all(model: Callable, rows: tuple[_Problem, _Loss], key: PRNGKeyArray | None) -> Float[Array, ""]:
     """For `train_full_batch`."""
-    problem, score = rows
-    return problem.loss(model, score)
+    problem, loss = rows
+    return problem.loss(model, loss)
 
 
 def _fit_polynomial(task: _Task, max_iterations: Int[Array, ""], differentiable: bool) -> ACCRUE:
     """Algorithm 1, with a softplus around the polynomial, on the whole range of x mapped to [-1, 1]."""
     if not differentiable:
         task = _checks.without_derivative(task, "accrue.fit", "give differentiable=True")
-    problem, score, x_scaler, scale = _undivided(task, on_range=True)
-    optimum = _last_useful(problem.in_bucket(score), score, max_iterations, differentiable)
-    return task.fitted(Polynomial(optimum.params), x_scaler, scale, score.beta, optimum)
+    problem, loss, x_scaler, scale = _undivided(task, on_range=True)
+    optimum = _last_useful(problem.in_bucket(loss), loss, max_iterations, differentiable)
+    return task.fitted(Polynomial(optimum.params), x_scaler, scale, loss, optimum)
 
 
 @_programs.jit
-def _last_useful(problem: _Problem, score: _Score, max_iterations: Int[Array, ""], differentiable: bool) -> Optimum:
+def _last_useful(problem: _Problem, loss: _Loss, max_iterations: Int[Array, ""], differentiable: bool) -> Optimum:
     """The solution of the last useful order."""
-    order, optimum = _by_order(*optimize.as_constants((problem, score)), max_iterations)
-    return _with_derivatives(problem, score, order, optimum, max_iterations) if differentiable else optimum
+    order, optimum = _by_order(*optimize.as_constants((problem, loss)), max_iterations)
+    return _with_derivatives(problem, loss, order, optimum, max_iterations) if differentiable else optimum
 
 
-def _by_order(problem: _Problem, score: _Score, max_iterations: Int[Array, ""]) -> tuple[Int[Array, ""], Optimum]:
+def _by_order(problem: _Problem, loss: _Loss, max_iterations: Int[Array, ""]) -> tuple[Int[Array, ""], Optimum]:
     """The last useful order, and its solution."""
     weights = problem.weights
     # The effective number of rows: (sum w)^2 / sum w^2.
@@ -544,7 +621,7 @@ def _by_order(problem: _Problem, score: _Score, max_iterations: Int[Array, ""]) 
 
     def next_order(state):
         order, useless, chosen, best = state
-        new = optimize.minimize(_loss_of_order(problem, score, order), best.params, max_iterations=max_iterations)
+        new = optimize.minimize(_loss_of_order(problem, loss, order), best.params, max_iterations=max_iterations)
         gains = best.loss - new.loss >= _ORDER_GAIN / num_rows
         chosen, best = jax.tree.map(partial(jnp.where, gains), (order, new), (chosen, best))
         return order + 1, jnp.where(gains, 0, useless + 1), chosen, best
@@ -561,22 +638,22 @@ def _by_order(problem: _Problem, score: _Score, max_iterations: Int[Array, ""]) 
 
 
 def _with_derivatives(
-    problem: _Problem, score: _Score, order: Int[Array, ""], optimum: Optimum, max_iterations: Int[Array, ""]
+    problem: _Problem, loss: _Loss, order: Int[Array, ""], optimum: Optimum, max_iterations: Int[Array, ""]
 ) -> Optimum:
     """The optimum of an order as a function of the problem; its derivatives are NaN if it is no optimum."""
 
-    def near_of(problem: _Problem, score: _Score) -> Float[Array, " k"]:
-        return _to_the_end(_loss_of_order(problem, score, order), optimum.params, max_iterations=max_iterations).params
+    def near_of(problem: _Problem, loss: _Loss) -> Float[Array, " k"]:
+        return _to_the_end(_loss_of_order(problem, loss, order), optimum.params, max_iterations=max_iterations).params
 
-    loss_of = lambda problem, score: _loss_of_order(problem, score, order)
-    args = problem, score
+    loss_of = lambda problem, loss: _loss_of_order(problem, loss, order)
+    args = problem, loss
     place, result = optimize.as_function(loss_of, near_of, args, optimum.params, optimum.result, _LEAST_CURVATURE)
     return optimum._replace(params=place, loss=loss_of(*args)(place), result=result)
 
 
-def _loss_of_order(problem: _Problem, score: _Score, order: Int[Array, ""]) -> Callable:
+def _loss_of_order(problem: _Problem, loss: _Loss, order: Int[Array, ""]) -> Callable:
     """The loss of the coefficients; coefficients of higher orders do not enter it and have gradient 0."""
-    return lambda coefficients: problem.loss(Polynomial(jnp.where(_places() <= order, coefficients, 0)), score)
+    return lambda coefficients: problem.loss(Polynomial(jnp.where(_places() <= order, coefficients, 0)), loss)
 
 
 def _places() -> Int[Array, " k"]:

@@ -48,15 +48,15 @@ _SCORES = (None, "absolute", "scaled", "signed")
 
 
 def fit(
-    x: Table | None,
-    base: Distribution,
-    y: Series,
+    x: "Table | None",
+    base: "Distribution",
+    y: "Series",
     *,
-    features: Features | None = None,
-    categorical: Categorical = (),
+    features: "Features | None" = None,
+    categorical: "Categorical" = (),
     score: str | None = None,
-    confidence_levels: Sequence[float] | None = None,
-    key: PRNGKeyArray | None = None,
+    confidence_levels: "Sequence[float] | None" = None,
+    key: "PRNGKeyArray | None" = None,
 ) -> "ConditionalConformal":
     """Solve the quantile regression of the scores of calibration rows, on which the model must not have been trained.
 

@@ -45,16 +45,16 @@ _DISTANCES_AT_ONCE = 2**22
 
 
 def fit(
-    x: Table | None,
-    base: Distribution | MultivariateNormal,
-    y: Series,
+    x: "Table | None",
+    base: "Distribution | MultivariateNormal",
+    y: "Series",
     *,
     rank: str | None = None,
     score: str = "signed",
     neighbors: int | None = None,
-    categorical: Categorical = (),
-    by: Labels | None = None,
-    weights: Weights | None = None,
+    categorical: "Categorical" = (),
+    by: "Labels | None" = None,
+    weights: "Weights | None" = None,
     partial_pooling: bool = False,
     smoothing: float | None = None,
     preset: str | None = None,

@@ -43,13 +43,13 @@ _PARTS = 32
 
 
 def fit(
-    x: Table | None,
-    base: Distribution,
-    y: Series,
+    x: "Table | None",
+    base: "Distribution",
+    y: "Series",
     *,
     shift: str | None = None,
-    by: Labels | None = None,
-    weights: Weights | None = None,
+    by: "Labels | None" = None,
+    weights: "Weights | None" = None,
     preset: str | None = None,
 ) -> "GaussianMLE":
     """Find the shift a and the scale b under which normal predictions make the targets most likely.

@@ -43,14 +43,14 @@ _SATURATED = (-38.47, 8.292)
 
 
 def fit(
-    x: Table | None,
-    base: Distribution,
-    y: Series,
+    x: "Table | None",
+    base: "Distribution",
+    y: "Series",
     *,
     score: str | None = None,
     tails: str | None = None,
-    by: Labels | None = None,
-    weights: Weights | None = None,
+    by: "Labels | None" = None,
+    weights: "Weights | None" = None,
     partial_pooling: bool = False,
     smoothing: float | None = None,
 ) -> "Isotonic":

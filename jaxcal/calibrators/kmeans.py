@@ -29,14 +29,14 @@ from jaxcal.functional._loops import over_leading_axis
 
 
 def fit(
-    x: Table,
-    base: Distribution,
-    y: Series,
+    x: "Table",
+    base: "Distribution",
+    y: "Series",
     *,
-    key: PRNGKeyArray,
-    categorical: Categorical = (),
+    key: "PRNGKeyArray",
+    categorical: "Categorical" = (),
     num_clusters: int = 5,
-    weights: Weights | None = None,
+    weights: "Weights | None" = None,
 ) -> "KMeans":
     """Cluster the standardized inputs by scikit-learn's k-means, and measure the errors in every cluster.
 

@@ -30,7 +30,7 @@ These texts leave some choices open. This module chooses:
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict, Unpack
 
 import equinox as eqx
 import jax
@@ -53,7 +53,7 @@ from jaxcal.frames.layout import Series, Table
 from jaxcal.frames.preprocessing import Standardizer
 from jaxcal.functional.scores import pinball
 from jaxcal.networks import FeedForward, TrainingRecord, presets
-from jaxcal.networks.training import GIVE_STEPS, check_steps, first_and_others, starting_network
+from jaxcal.networks.training import GIVE_STEPS, check_names, check_steps, first_and_others, starting_network
 from jaxcal.optimize import Optimum, Result, adam, num_train, raise_unless_finite, train_full_batch, train_minibatches
 
 _HIDDEN = (20, 20)
@@ -70,23 +70,44 @@ _FEW_ROWS = 64
 _CHUNK = 64
 
 
+class TrainingOptions(TypedDict, total=False):
+    """The options of the training; an option that is None has its default.
+
+    Attributes:
+        learning_rate: the learning rate of Adam (default 1e-3).
+        max_epochs: the largest number of epochs (default 1000; 200 with the preset). For 0 the network repeats the
+            base's quantiles.
+        patience: the number of epochs without improvement that ends the training (default 20).
+        pretraining_epochs: number of epochs on the base's own quantiles (default 500; 2000 with the preset).
+        validation_fraction: fraction of the rows in the validation set, `l - floor(l (1 - fraction))` of them (default
+            0.2; 0 with the preset). With 0 the training uses all rows for all epochs, and keeps the last weights.
+        steps: number of full-batch steps, as `jaxcal.networks.StepOptions` describes them, in place of epochs,
+            patience, pretraining, validation set and preset; None for a training that the validation set stops.
+        initial: the network that the steps start from; None for a network with random weights.
+        throw: whether to raise an error if training diverges (default True); the module's `training.result` says so in
+            any case.
+    """
+
+    learning_rate: ArrayLike | None
+    max_epochs: int | None
+    patience: int | None
+    pretraining_epochs: int | None
+    validation_fraction: float | None
+    steps: int | None
+    initial: "Recalibrator | None"
+    throw: bool | None
+
+
 def fit(
-    x: Table | None,
-    base: Distribution,
-    y: Series,
+    x: "Table | None",
+    base: "Distribution",
+    y: "Series",
     *,
-    key: PRNGKeyArray,
-    levels: Sequence[float] | None = None,
-    learning_rate: ArrayLike = 1e-3,
-    max_epochs: int | None = None,
-    patience: int | None = None,
-    pretraining_epochs: int | None = None,
-    validation_fraction: float | None = None,
-    weights: Weights | None = None,
+    key: "PRNGKeyArray",
+    levels: "Sequence[float] | None" = None,
+    weights: "Weights | None" = None,
     preset: str | None = None,
-    steps: int | None = None,
-    initial: "Recalibrator | None" = None,
-    throw: bool = True,
+    **options: "Unpack[TrainingOptions]",
 ) -> "NeuralQuantiles":
     """Train a network that returns the quantile at a level from the base's deciles, by the pinball loss.
 
@@ -123,24 +144,14 @@ def fit(
         key: random key of the weights, the validation set, the batches and the levels.
         levels: the levels of the returned quantiles [k], strictly increasing in (0, 1) (default 0.005, 0.01, ...,
             0.995). The distribution has atoms beyond the lowest and the highest level.
-        learning_rate: the learning rate of Adam.
-        max_epochs: the largest number of epochs (default 1000; 200 with the preset). For 0 the network repeats the
-            base's quantiles.
-        patience: the number of epochs without improvement that ends the training (default 20).
-        pretraining_epochs: number of epochs on the base's own quantiles (default 500; 2000 with the preset).
-        validation_fraction: fraction of the rows in the validation set, `l - floor(l (1 - fraction))` of them (default
-            0.2; 0 with the preset). With 0 the training uses all rows for all epochs, and keeps the last weights.
         weights: the weights of the rows [l], not negative, or a function of x that gives them; None for equal weights.
             The call needs no weights.
         preset: None, or "paper" as above.
-        steps: number of full-batch steps, as `jaxcal.networks.StepOptions` describes them, in place of epochs,
-            patience, pretraining, validation set and preset; None for a training that the validation set stops.
-        initial: the network that the steps start from; None for a network with random weights.
-        throw: whether to raise an error if training diverges; the module's `training.result` says so in any case.
+        **options: of the training, as `TrainingOptions` lists them.
 
     Raises:
-        TypeError: if base is not a Distribution, or key is no random key. If a derivative through a training without
-            steps is requested.
+        TypeError: if base is not a Distribution, or key is no random key. If there is no such option, or a derivative
+            through a training without steps is requested.
         ValueError: if y or base is empty, not finite or of the wrong shape. If base is a `Point`, or all its stds are
             0. If a quantile of base at a level from 0.005 to 0.995 is infinite. If there are too few rows for a
             validation set, without rows of weight 0; at least two are needed. If an option is out of its range. If
@@ -161,14 +172,11 @@ def fit(
         (True, True)
     """
     _checks.check_key(key)
-    options = {
-        "max_epochs": max_epochs,
-        "patience": patience,
-        "pretraining_epochs": pretraining_epochs,
-        "validation_fraction": validation_fraction,
-    }
+    check_names(fit, options, TrainingOptions)
     settings = presets.settle(presets.NEURAL_QUANTILES, preset, **options)
-    check_steps(steps, initial, preset=preset, **options)
+    steps, initial = settings.steps, settings.initial
+    without = ("max_epochs", "patience", "pretraining_epochs", "validation_fraction")
+    check_steps(steps, initial, preset=preset, **{name: options.get(name) for name in without})
     _checks.check_at_least("max_epochs", settings.max_epochs, 0)
     _checks.check_at_least("pretraining_epochs", settings.pretraining_epochs, 0)
     _checks.check_at_least("patience", settings.patience, 1)
@@ -183,12 +191,12 @@ def fit(
     new = partial(_initial_network, rows.features.shape[1], key=init_key, dtype=rows.features.dtype)
     if steps is None:
         network = new()
-        optimum = _pretrain_and_train(rows, network, (pretraining_key, key), size, settings, learning_rate, throw)
+        optimum = _pretrain_and_train(rows, network, (pretraining_key, key), size, settings)
     else:
-        take = partial(train_full_batch, num_steps=steps, optimizer=adam, learning_rate=learning_rate)
+        take = partial(train_full_batch, num_steps=steps, optimizer=adam, learning_rate=settings.learning_rate)
         network, learned = starting_network(initial, new), (rows.features, rows.errors, rows.weights)
         optimum = take(_check_loss, network, learned, key=key)
-    training = TrainingRecord.of(optimum, throw=throw)
+    training = TrainingRecord.of(optimum, throw=settings.throw)
     return NeuralQuantiles(network=optimum.params, scaler=rows.scaler, unit=rows.unit, training=training, levels=levels)
 
 
@@ -344,16 +352,14 @@ def _pretrain_and_train(
     keys: tuple[PRNGKeyArray, PRNGKeyArray],
     size: int,
     settings: presets.NeuralQuantiles,
-    learning_rate: ArrayLike,
-    throw: bool,
 ) -> Optimum:
     """Pretrain on the base's own quantiles, then train on the first `size` rows; the rest is the validation set."""
     own, learned = (rows.features, rows.quantiles), (rows.features, rows.errors, rows.weights)
     few, _ = first_and_others(own, _FEW_ROWS)
     train, rest = first_and_others(learned, size)
-    descend = partial(_train, learning_rate=learning_rate)
+    descend = partial(_train, learning_rate=settings.learning_rate)
     pretrained = descend(_identity_loss, network, own, few, key=keys[0], epochs=settings.pretraining_epochs)
-    if throw:
+    if settings.throw:
         raise_unless_finite(pretrained)
     is_validated = size < rows.errors.shape[0]
     held_out, patience = (rest, settings.patience) if is_validated else (train, None)

@@ -138,18 +138,18 @@ class _Rows(NamedTuple):
 
 
 def fit(
-    x: Table | None,
-    base: Distribution,
-    y: Series,
+    x: "Table | None",
+    base: "Distribution",
+    y: "Series",
     *,
-    categorical: Categorical = (),
+    categorical: "Categorical" = (),
     kernel: str | tuple = "io",
     target: str = "residual",
-    inference: Inference | None = None,
-    noise: Noise | None = None,
+    inference: "Inference | None" = None,
+    noise: "Noise | None" = None,
     preset: str | None = None,
     differentiable: bool = False,
-    key: PRNGKeyArray | None = None,
+    key: "PRNGKeyArray | None" = None,
     throw: bool = True,
 ) -> "RIO":
     """Fit a Gaussian process to the residuals y - base.mean, over the inputs and the predictions.

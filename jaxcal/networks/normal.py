@@ -27,7 +27,7 @@ from jaxcal.optimize import Optimum
 
 
 def settle_normal(
-    what: str,
+    fit: Callable,
     num_inputs: int,
     options: TrainingOptions,
     preset: str | None,
@@ -37,7 +37,7 @@ def settle_normal(
     """The settings of networks of means and variances, from the options of `variance_network.fit`."""
     usnrt = presets.usnrt(num_inputs)._replace(form="alternating")
     known = {None: presets.DEFAULT, "crude": presets.CRUDE, "usnrt": usnrt}
-    settings = training.settle(what, options, known, preset, declared, **own)
+    settings = training.settle(fit, options, known, preset, declared, **own)
     _checks.check_choice("form", settings.form, ("joint", "alternating"))
     _checks.check_at_least("rounds", settings.rounds, 1)
     if settings.steps is not None and settings.form != "joint":

@@ -55,30 +55,39 @@ class Settings(NamedTuple):
 
 
 class NeuralProcess(NamedTuple):
-    """The settings that a preset of `neural_process.fit` decides."""
+    """The options of the training of `neural_process.fit`, with values, and the least std."""
 
     max_iterations: int = 10_000
     learning_rate: ArrayLike = 1e-3
     least_std: float = 0.01
+    batch_size: int = 16
+    patience: int = 20
+    validation_fraction: float = 0.2
+    throw: bool = True
 
 
 class NeuralQuantiles(NamedTuple):
-    """The settings that a preset of `neural_quantiles.fit` decides."""
+    """The options of the training of `neural_quantiles.fit`, with values."""
 
     max_epochs: int = 1000
     pretraining_epochs: int = 500
     validation_fraction: float = 0.2
     patience: int = 20
+    learning_rate: ArrayLike = 1e-3
+    steps: int | None = None
+    initial: eqx.Module | None = None
+    throw: bool = True
 
 
 class ACCRUE(NamedTuple):
-    """How the network of `accrue.fit` is trained."""
+    """The options of the training of `accrue.fit`, with values."""
 
     restarts: int = 5
     validation_fraction: float = 0.5
     max_iterations: int = 500
     patience: int = 10
     learning_rate: ArrayLike = 0.01
+    steps: int | None = None
 
 
 # These values are chosen by the errors on data sets of all kinds: `benchmarks/tables/predictors.py`.

@@ -1,10 +1,11 @@
 """How networks are trained: the options, the validation set, the optimizer and the record of the training."""
 
+import difflib
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, ParamSpec, TypedDict, TypeVar
+from typing import Any, NamedTuple, TypedDict, TypeVar
 
 import equinox as eqx
 import jax
@@ -24,8 +25,6 @@ from jaxcal.optimize import Optimum, Result, adam
 
 XY = tuple[Float[AnyArray, "n d"], Float[AnyArray, " n"]]
 
-P = ParamSpec("P")
-T = TypeVar("T")
 N = TypeVar("N", bound=eqx.Module)
 
 # The advice where a derivative through a training with early stopping is asked for: for methods that take steps, and
@@ -124,24 +123,6 @@ class StepOptions(TrainingOptions, total=False):
     initial: eqx.Module | None
 
 
-def takes_training_options(declared: type = TrainingOptions) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """A decorator: `help` shows the options in place of `**options`."""
-
-    def decorate(fit: Callable[P, T]) -> Callable[P, T]:
-        signature = inspect.signature(fit)
-        *parameters, _ = signature.parameters.values()
-        options = [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
-            for name, annotation in declared.__annotations__.items()
-        ]
-        fit.__signature__ = signature.replace(  # pyright: ignore[reportFunctionMemberAccess]
-            parameters=[*parameters, *options]
-        )
-        return fit
-
-    return decorate
-
-
 class TrainingRecord(eqx.Module):
     """How the training of a network went.
 
@@ -174,8 +155,26 @@ class TrainingRecord(eqx.Module):
         return self.result == Result.CONVERGED
 
 
+def check_names(fit: Callable, options: Mapping[str, Any], declared: type) -> None:
+    """Raise TypeError if an option of a fit is none of the declared ones; suggest the nearest name."""
+    unknown = next((name for name in options if name not in declared.__annotations__), None)
+    if unknown is None:
+        return
+    named = [each.name for each in inspect.signature(fit).parameters.values() if each.kind is not each.VAR_KEYWORD]
+    nearest = difflib.get_close_matches(unknown, [*named, *declared.__annotations__], n=1)
+    listed = f"the options of its training are {', '.join(declared.__annotations__)}."
+    raise TypeError(
+        f"{name_of(fit)} has no option {unknown!r}: {f'did you mean {nearest[0]!r}?' if nearest else listed}"
+    )
+
+
+def name_of(fit: Callable) -> str:
+    """What messages call a fit: its module and its name, such as "mlp.fit"."""
+    return f"{fit.__module__.rpartition('.')[2]}.{fit.__name__}"
+
+
 def settle(
-    what: str,
+    fit: Callable,
     options: TrainingOptions,
     known: Mapping[str | None, Settings],
     preset: str | None = None,
@@ -185,7 +184,7 @@ def settle(
     """The given options, of training and of the method, and the preset's values in place of the others.
 
     Args:
-        what: the name of the fit that trains, such as "mlp.fit".
+        fit: the fit that trains.
         options: of training.
         known: the presets.
         preset: the name of one of them.
@@ -196,12 +195,9 @@ def settle(
         TypeError: if there is no such option.
         ValueError: if there is no such preset, if the weight decay is negative, or as in `check_steps`.
     """
-    if unknown := sorted({*options} - {*declared.__annotations__}):
-        raise TypeError(
-            f"fit has no option {unknown[0]!r}; those of training are {', '.join(declared.__annotations__)}."
-        )
+    check_names(fit, options, declared)
     instead = GIVE_STEPS if "steps" in declared.__annotations__ else TAKE_ANOTHER
-    settings = presets.settle(known, preset, **options, **own, what=what, instead=instead)
+    settings = presets.settle(known, preset, **options, **own, what=name_of(fit), instead=instead)
     _checks.check_not_negative("weight_decay", settings.weight_decay)
     without = ("batch_size", "max_epochs", "patience", "validation_fraction")
     check_steps(settings.steps, settings.initial, **{name: options.get(name) for name in without})

@@ -77,7 +77,7 @@ class Search(NamedTuple):
         correction: of the p-value for the number of splits that were tried.
         step: every step-th cut is tried.
         num_folds: number of folds of the networks that give out-of-fold residuals; 1 for a network at every node.
-        split_hidden: widths of the hidden layers of these networks.
+        hidden: widths of the hidden layers of these networks.
     """
 
     min_leaf: int = _LEAST_ROWS
@@ -86,7 +86,7 @@ class Search(NamedTuple):
     correction: str = "miller-siegmund"
     step: int = 1
     num_folds: int = FOLDS
-    split_hidden: Sequence[int] = presets.DEFAULT.hidden
+    hidden: Sequence[int] = presets.DEFAULT.hidden
 
     @classmethod
     def of(
@@ -99,18 +99,13 @@ class Search(NamedTuple):
     ) -> "Search":
         """The given options, and the preset's values in place of None."""
         paper_options = {"center": "mean", "correction": "none", "step": 10, "num_folds": 1}
-        paper = cls(_LEAST_ROWS_OF_PAPER, split_hidden=presets.usnrt(num_columns).hidden, **paper_options)
+        paper = cls(_LEAST_ROWS_OF_PAPER, hidden=presets.usnrt(num_columns).hidden, **paper_options)
         search = presets.settle({None: cls(), "paper": paper}, preset, **options)
         is_auto = isinstance(min_leaf, str)
         if is_auto:
             _checks.check_choice("min_leaf", min_leaf, ("auto",))
             min_leaf = max(num_rows // _LEAVES, search.min_leaf)
         _checks.check_at_least("min_leaf", min_leaf, 2)
-        _checks.check_fraction("significance", search.significance)
-        _checks.check_choice("center", search.center, ("mean", "median"))
-        _checks.check_choice("correction", search.correction, ("none", "miller-siegmund", "permutation"))
-        _checks.check_at_least("step", search.step, 1)
-        _checks.check_at_least("num_folds", search.num_folds, 1)
         if is_auto and num_rows < 2 * min_leaf:
             _checks.warn(
                 f"min_leaf='auto' splits {2 * min_leaf} rows and more; of {num_rows} rows the tree is one leaf. Give a "

@@ -19,22 +19,21 @@ from jaxcal.networks import NormalNetwork, TrainingOptions
 from jaxcal.networks.held_out import mixture_moments
 from jaxcal.networks.normal import as_mixture, settle_normal, train_normal
 from jaxcal.networks.trained import WidenedNetwork
-from jaxcal.networks.training import Rows, split, takes_training_options
+from jaxcal.networks.training import Rows, split
 from jaxcal.optimize import Optimum, over_runs
 
 
-@takes_training_options()
 def fit(
-    x: Table,
-    y: Series,
+    x: "Table",
+    y: "Series",
     *,
-    key: PRNGKeyArray,
-    categorical: Categorical = (),
+    key: "PRNGKeyArray",
+    categorical: "Categorical" = (),
     num_members: int = 5,
     form: str | None = None,
     rounds: int = 2,
     preset: str | None = None,
-    **options: Unpack[TrainingOptions],
+    **options: "Unpack[TrainingOptions]",
 ) -> "DeepEnsemble":
     """Train `num_members` variance networks, and mix their distributions with equal weights.
 
@@ -85,7 +84,7 @@ def fit(
     _checks.check_at_least("num_members", num_members, 1)
     # The values are checked here, as they are traced under `over_runs`.
     columns, x, y = as_data(x, y, categorical)
-    settings = settle_normal("deep_ensemble.fit", x.shape[1], options, preset, form=form, rounds=rounds)
+    settings = settle_normal(fit, x.shape[1], options, preset, form=form, rounds=rounds)
     train, rows = Partial(train_normal, x, y, settings=settings, indicators=columns.indicators), None
     if settings.calibrate:  # by validation rows that all members share
         rows = split(x, y, settings, _random.split(key, num_members + 1)[-1], indicators=columns.indicators)

@@ -24,22 +24,21 @@ from jaxcal.networks import ConcreteNetwork, FeedForward, TrainingOptions, prese
 from jaxcal.networks.held_out import mixture_moments, widened
 from jaxcal.networks.normal import as_mixture
 from jaxcal.networks.trained import WidenedNetwork, weighing_held_out_rows
-from jaxcal.networks.training import XY, new_network, settle, split, squared_error, takes_training_options, trainer
+from jaxcal.networks.training import XY, new_network, settle, split, squared_error, trainer
 
 
-@takes_training_options()
 def fit(
-    x: Table,
-    y: Series,
+    x: "Table",
+    y: "Series",
     *,
-    key: PRNGKeyArray,
-    categorical: Categorical = (),
-    rate: ArrayLike | str = 0.2,
-    length_scale: ArrayLike = 1e-4,
+    key: "PRNGKeyArray",
+    categorical: "Categorical" = (),
+    rate: "ArrayLike | str" = 0.2,
+    length_scale: "ArrayLike" = 1e-4,
     num_samples: int = 100,
     distribution: str = "normal",
     preset: str | None = None,
-    **options: Unpack[TrainingOptions],
+    **options: "Unpack[TrainingOptions]",
 ) -> "Dropout":
     """Train a ReLU network on the mean squared error by Adam, with dropout after every hidden layer.
 
@@ -112,7 +111,7 @@ def fit(
     _checks.check_at_least("num_samples", num_samples, 2)
     _checks.check_choice("distribution", distribution, ("normal", "mixture"))
     columns, x, y = as_data(x, y, categorical)
-    settings = settle("dropout.fit", options, _presets(rate, x.shape[1]), preset)
+    settings = settle(fit, options, _presets(rate, x.shape[1]), preset)
     if not settings.hidden:
         raise ValueError("hidden must hold at least one width: dropout follows the hidden layers.")
     init_key, split_key, train_key, mask_key = _random.split(key, 4)

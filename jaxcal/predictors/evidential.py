@@ -19,22 +19,21 @@ from jaxcal.functional import student_t
 from jaxcal.networks import FeedForward, TrainingOptions, presets
 from jaxcal.networks.held_out import widened
 from jaxcal.networks.trained import WidenedNetwork
-from jaxcal.networks.training import XY, new_network, settle, split, takes_training_options, trainer
+from jaxcal.networks.training import XY, new_network, settle, split, trainer
 
 # The least value of nu, alpha - 1 and beta, so that scale and std are finite and no density is infinite.
 _FLOOR = 1e-6
 
 
-@takes_training_options()
 def fit(
-    x: Table,
-    y: Series,
+    x: "Table",
+    y: "Series",
     *,
-    key: PRNGKeyArray,
-    categorical: Categorical = (),
-    penalty: ArrayLike = 0.01,
+    key: "PRNGKeyArray",
+    categorical: "Categorical" = (),
+    penalty: "ArrayLike" = 0.01,
     preset: str | None = None,
-    **options: Unpack[TrainingOptions],
+    **options: "Unpack[TrainingOptions]",
 ) -> "Evidential":
     """Train a ReLU network for the four parameters of a normal-inverse-gamma distribution by Adam.
 
@@ -86,7 +85,7 @@ def fit(
     _checks.check_not_negative("penalty", penalty)
     columns, x, y = as_data(x, y, categorical)
     known = {None: presets.DEFAULT, "usnrt": presets.usnrt(x.shape[1])}
-    settings = settle("evidential.fit", options, known, preset)
+    settings = settle(fit, options, known, preset)
     init_key, split_key, train_key = _random.split(key, 3)
     rows = split(x, y, settings, split_key, indicators=columns.indicators)
     network = new_network(rows.train[0], settings.hidden)(4, key=init_key)

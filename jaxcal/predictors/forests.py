@@ -53,11 +53,11 @@ _FOLDS = 10
 
 
 def fit(
-    x: Table,
-    y: Series,
+    x: "Table",
+    y: "Series",
     *,
-    key: PRNGKeyArray,
-    categorical: Categorical = (),
+    key: "PRNGKeyArray",
+    categorical: "Categorical" = (),
     model: str = "random_forest",
     num_trees: int | None = None,
     learning_rate: float = 0.01,

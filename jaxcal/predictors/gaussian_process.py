@@ -47,16 +47,16 @@ _NNGP_NOISE = 0.01
 
 
 def fit(
-    x: Table,
-    y: Series,
+    x: "Table",
+    y: "Series",
     *,
-    categorical: Categorical = (),
+    categorical: "Categorical" = (),
     kernel: Any = "squared_exponential",
-    inference: Inference | None = None,
-    noise: Noise | None = None,
+    inference: "Inference | None" = None,
+    noise: "Noise | None" = None,
     preset: str | None = None,
     differentiable: bool = False,
-    key: PRNGKeyArray | None = None,
+    key: "PRNGKeyArray | None" = None,
     throw: bool = True,
 ) -> "GaussianProcess":
     """Fit a Gaussian process whose hyperparameters maximize the evidence, or its sparse lower bound.

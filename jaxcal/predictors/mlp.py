@@ -16,19 +16,17 @@ from jaxcal.distributions import Point
 from jaxcal.frames.columns import Categorical, as_data
 from jaxcal.frames.layout import Series, Table
 from jaxcal.networks import FeedForward, StepOptions, TrainedNetwork, presets, training
-from jaxcal.networks.training import takes_training_options
 from jaxcal.optimize import adam, keras_rmsprop
 
 
-@takes_training_options(StepOptions)
 def fit(
-    x: Table,
-    y: Series,
+    x: "Table",
+    y: "Series",
     *,
-    key: PRNGKeyArray,
-    categorical: Categorical = (),
+    key: "PRNGKeyArray",
+    categorical: "Categorical" = (),
     preset: str | None = None,
-    **options: Unpack[StepOptions],
+    **options: "Unpack[StepOptions]",
 ) -> "MLP":
     """Train a ReLU network on the mean squared error by Adam.
 
@@ -68,7 +66,7 @@ def fit(
     """
     _checks.check_key(key)
     columns, x, y = as_data(x, y, categorical)
-    settings = training.settle("mlp.fit", options, {None: presets.DEFAULT, "paper": presets.RIO}, preset, StepOptions)
+    settings = training.settle(fit, options, {None: presets.DEFAULT, "paper": presets.RIO}, preset, StepOptions)
     training.check_steps(settings.steps, preset=preset)
     paper = preset == "paper"
     init_key, split_key, train_key = _random.split(key, 3)

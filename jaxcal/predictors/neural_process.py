@@ -11,7 +11,7 @@ Uncertainty in Neural Networks via Residual Estimation with an I/O Kernel", ICLR
 import math
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict, Unpack
 
 import equinox as eqx
 import jax
@@ -30,7 +30,7 @@ from jaxcal.frames.layout import Series, Table
 from jaxcal.frames.preprocessing import Standardizer
 from jaxcal.functional import normal
 from jaxcal.networks import FeedForward, TrainingRecord, presets
-from jaxcal.networks.training import TAKE_ANOTHER
+from jaxcal.networks.training import TAKE_ANOTHER, check_names
 from jaxcal.optimize import num_train, train_steps
 
 # Rows of functions: inputs [f, n, d] and targets [f, n].
@@ -48,22 +48,39 @@ _STEPS = 100
 _MOST_KEPT = 1000
 
 
+class TrainingOptions(TypedDict, total=False):
+    """The options of the training; an option that is None has its default.
+
+    Attributes:
+        learning_rate: of Adam (default 1e-3; 1e-4 with the preset).
+        batch_size: contexts a step (default 16).
+        max_iterations: the most steps of Adam (default 10,000; 2000 with the preset). A number above one hundred is
+            rounded up to hundreds.
+        patience: training stops after this many hundreds of steps without improvement (default 20).
+        validation_fraction: fraction of the rows, or of the functions, in the validation set (default 0.2); the preset
+            has none.
+        throw: whether to raise if training diverges (default True); the module's `training.result` says so in any case.
+    """
+
+    learning_rate: ArrayLike | None
+    batch_size: int | None
+    max_iterations: int | None
+    patience: int | None
+    validation_fraction: float | None
+    throw: bool | None
+
+
 def fit(
-    x: Table,
-    y: Series,
+    x: "Table",
+    y: "Series",
     *,
-    key: PRNGKeyArray,
-    categorical: Categorical = (),
+    key: "PRNGKeyArray",
+    categorical: "Categorical" = (),
     max_context: int = 50,
     num_samples: int | None = 20,
     width: int = 64,
-    learning_rate: ArrayLike | None = None,
-    batch_size: int = 16,
-    max_iterations: int | None = None,
-    patience: int = 20,
-    validation_fraction: float = 0.2,
     preset: str | None = None,
-    throw: bool = True,
+    **options: "Unpack[TrainingOptions]",
 ) -> "NeuralProcess":
     """Train an attentive neural process by Adam, on random contexts out of the rows given.
 
@@ -106,16 +123,11 @@ def fit(
         num_samples: a prediction is the mixture over this many values of z, drawn once; None for the normal
             distribution at the mean of z.
         width: units of every hidden layer, and number of latents; a multiple of 8.
-        learning_rate: of Adam (default 1e-3).
-        batch_size: contexts a step.
-        max_iterations: the most steps of Adam (default 10,000); a number above one hundred is rounded up to hundreds.
-        patience: training stops after this many hundreds of steps without improvement.
-        validation_fraction: fraction of the rows, or of the functions, in the validation set; the preset has none.
         preset: None, or "paper", as above.
-        throw: whether to raise if training diverges; the module's `training.result` says so in any case.
+        **options: of the training, as `TrainingOptions` lists them.
 
     Raises:
-        TypeError: if key is no random key.
+        TypeError: if key is no random key, or there is no such option.
         ValueError: if x or y is empty, not finite or of the wrong shape, or if there are fewer than four rows (of every
             function). Also if an option is out of its range.
         FloatingPointError: if the loss becomes NaN or infinite, and `throw`.
@@ -130,38 +142,39 @@ def fit(
         [3.0, 7.0]
     """
     _checks.check_key(key)
-    settings = presets.settle(
-        presets.NEURAL_PROCESS, preset, max_iterations=max_iterations, learning_rate=learning_rate
-    )
-    _checks.check_at_least("max_iterations", settings.max_iterations, 1)
+    check_names(fit, options, TrainingOptions)
+    settings = presets.settle(presets.NEURAL_PROCESS, preset, **options)
+    for name in ("max_iterations", "batch_size", "patience"):
+        _checks.check_at_least(name, getattr(settings, name), 1)
     _checks.check_positive("learning_rate", settings.learning_rate)
-    least = {"max_context": max_context, "batch_size": batch_size, "patience": patience}
-    for name, value in (least if num_samples is None else {**least, "num_samples": num_samples}).items():
-        _checks.check_at_least(name, value, 1)
+    _checks.check_at_least("max_context", max_context, 1)
+    if num_samples is not None:
+        _checks.check_at_least("num_samples", num_samples, 1)
     if width < _HEADS or width % _HEADS:
         raise ValueError(f"width must be a multiple of {_HEADS}, the number of heads; got {width}.")
     columns, x, y = _as_functions(x, y, categorical)
     split_key, init_key, train_key, noise_key = jax.random.split(key, 4)
     indicators = columns.indicators
-    rows = _split(x, y, validation_fraction, max_context, indicators, split_key, paper=preset == "paper")
+    fraction, paper = settings.validation_fraction, preset == "paper"
+    rows = _split(x, y, fraction, max_context, indicators, split_key, paper=paper)
     network = _initial_network(x.shape[2], width, settings.least_std, rows.train[1].dtype, key=init_key)
     steps = min(_STEPS, settings.max_iterations)
     sizes = _Sizes.of(rows.train[1].shape[1], max_context)
     train, validation, numbers = _in_buckets(rows, train_key)
     optimum = train_steps(
-        Partial(_loss, rows=train, numbers=numbers, sizes=sizes, batch_size=batch_size),
+        Partial(_loss, rows=train, numbers=numbers, sizes=sizes, batch_size=settings.batch_size),
         network,
         validation,
         key=train_key,
         learning_rate=settings.learning_rate,
         num_steps=steps,
         max_epochs=-(-settings.max_iterations // steps),
-        patience=settings.max_iterations if preset else patience,
-        restore_best=preset is None,
+        patience=settings.max_iterations if paper else settings.patience,
+        restore_best=not paper,
         what="neural_process.fit",
         instead=TAKE_ANOTHER,
     )
-    training = TrainingRecord.of(optimum, throw=throw, validated=rows.validation is not None)
+    training = TrainingRecord.of(optimum, throw=settings.throw, validated=rows.validation is not None)
     noise = None if num_samples is None else jax.random.normal(noise_key, (num_samples, width), rows.train[1].dtype)
     return NeuralProcess(
         network=optimum.params,

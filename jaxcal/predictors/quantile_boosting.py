@@ -36,13 +36,13 @@ _LEAST_ROWS = 10
 
 
 def fit(
-    x: Table,
-    y: Series,
+    x: "Table",
+    y: "Series",
     *,
-    key: PRNGKeyArray,
-    categorical: Categorical = (),
+    key: "PRNGKeyArray",
+    categorical: "Categorical" = (),
     model: str = "scikit-learn",
-    levels: Sequence[float] = _LEVELS,
+    levels: "Sequence[float]" = _LEVELS,
     **options: Any,
 ) -> "QuantileBoosting":
     """Boost trees on the pinball loss of every level, and move each quantile by the errors of held-out rows.

@@ -29,31 +29,58 @@ from jaxcal.networks import NormalNetwork, TrainingOptions, TrainingRecord, Wide
 from jaxcal.networks.held_out import widened
 from jaxcal.networks.modules import at_rows
 from jaxcal.networks.normal import as_mixture, as_normal
-from jaxcal.networks.training import settle, takes_training_options
+from jaxcal.networks.training import settle
 from jaxcal.predictors import _tree_networks
 from jaxcal.predictors._growing import FOLDS, Growing, Problem, Search, arranged, grow, in_unit, stack_trees
 from jaxcal.predictors._tree import Branch, Tree
 from jaxcal.predictors._tree_networks import Draws
 
 
-@takes_training_options()
+class Splits(eqx.Module):
+    """How the splits of a node are searched and tested; an option that is None has its default.
+
+    Attributes:
+        significance: the p-value up to which a node is split.
+        center: what Levene's test takes deviations from, "median" (the default) or "mean".
+        correction: of the p-value for the number of splits, "miller-siegmund" (the default), "permutation" or "none".
+        step: only every step-th row of a column's order is a candidate threshold (default 1).
+        num_folds: number of folds for out-of-fold residuals (default 5). With 1, a network is trained at every node
+            that is tested, and most of the residuals are of its own training rows.
+        hidden: hidden widths of the networks whose residuals are tested (default 64, 64).
+
+    Raises:
+        ValueError: if an option is out of its range.
+    """
+
+    significance: float = eqx.field(static=True, default=0.01)
+    center: str | None = eqx.field(static=True, default=None)
+    correction: str | None = eqx.field(static=True, default=None)
+    step: int | None = eqx.field(static=True, default=None)
+    num_folds: int | None = eqx.field(static=True, default=None)
+    hidden: Sequence[int] | None = eqx.field(static=True, default=None)
+
+    def __check_init__(self) -> None:
+        """Raise ValueError if an option is out of its range."""
+        _checks.check_fraction("significance", self.significance)
+        _checks.check_choice("center", self.center, (None, "mean", "median"))
+        _checks.check_choice("correction", self.correction, (None, "none", "miller-siegmund", "permutation"))
+        for name in ("step", "num_folds"):
+            if getattr(self, name) is not None:
+                _checks.check_at_least(name, getattr(self, name), 1)
+
+
 def fit(
-    x: Table,
-    y: Series,
+    x: "Table",
+    y: "Series",
     *,
-    key: PRNGKeyArray,
-    categorical: Categorical = (),
+    key: "PRNGKeyArray",
+    categorical: "Categorical" = (),
     unseen: str = "error",
     num_members: int = 1,
     min_leaf: int | str = "auto",
-    significance: float = 0.01,
-    center: str | None = None,
-    correction: str | None = None,
-    step: int | None = None,
-    num_folds: int | None = None,
-    split_hidden: Sequence[int] | None = None,
+    splits: "Splits | None" = None,
     preset: str | None = None,
-    **options: Unpack[TrainingOptions],
+    **options: "Unpack[TrainingOptions]",
 ) -> "USNRT":
     """Grow a tree by Levene's test on residuals, and train networks of mean and variance in its leaves.
 
@@ -61,7 +88,7 @@ def fit(
     `min_leaf` rows may be split in two, by a threshold of a continuous column or by categories of a categorical column.
     All splits that leave `min_leaf` rows on either side are searched. The search finds the largest |T| of Levene's test
     between the out-of-fold residuals of the sides (eq. 5 and 6; `functional.levene`), exactly up to 16 categories.
-    Where its p-value is at most `significance`, the node is split.
+    Where its p-value is at most `significance` of `Splits`, the node is split.
 
     In a leaf, ReLU networks for the mean and the variance are trained alternately, twice, as in `variance_network`'s
     alternating form (eq. 7). They start from networks of all rows, so a leaf need not learn from few rows what all rows
@@ -76,7 +103,7 @@ def fit(
     categories.
 
     The least of very many p-values is small even where nothing differs. The paper's rule does not correct for this. It
-    splits pure noise in 7 of 10 cases, and nearly always if the noise is skewed and centered by the mean.
+    splits pure noise in 7 of 10 cases, and nearly always if the noise is skewed and centered by the mean. In `Splits`,
     `correction="miller-siegmund"` is a bound for the largest |T|, "permutation" an exact test that permutes the
     residuals, and "none" the paper's rule. For skewed residuals, only the median-centered test holds its level.
 
@@ -108,13 +135,7 @@ def fit(
         num_members: number of trees, each with its own networks.
         min_leaf: the least number of rows of a leaf. "auto" is a tenth of the rows, but at least 200, or 1000 with the
             preset. If this is more than half of the rows, a warning says that the tree is one leaf.
-        significance: the p-value up to which a node is split.
-        center: what Levene's test takes deviations from, "median" (the default) or "mean".
-        correction: "miller-siegmund" (the default), "permutation" or "none".
-        step: only every step-th row of a column's order is a candidate threshold (default 1).
-        num_folds: number of folds for out-of-fold residuals (default 5). With 1, a network is trained at every node
-            that is tested, and most of the residuals are of its own training rows.
-        split_hidden: hidden widths of the networks whose residuals are tested (default 64, 64).
+        splits: how splits are searched and tested, a `Splits`; None for its defaults.
         preset: None, or "paper" for other defaults, as above.
         **options: of the training, as in `jaxcal.networks.TrainingOptions`. hidden has the widths of both networks in a
             leaf.
@@ -151,17 +172,15 @@ def fit(
     _checks.check_rows("x", table, 2)
     of_paper = presets.usnrt(columns.num_columns)
     leaf = of_paper._replace(hidden=(4 * columns.num_columns, 2 * columns.num_columns), patience=25)
-    settings = settle("usnrt.fit", options, {None: presets.DEFAULT, "paper": leaf}, preset)
+    settings = settle(fit, options, {None: presets.DEFAULT, "paper": leaf}, preset)
     _checks.check_at_least("num_members", num_members, 1)
-    tests = {"significance": significance, "center": center, "correction": correction, "step": step}
-    by = {"num_folds": num_folds, "split_hidden": split_hidden}
-    search = Search.of(preset, len(y), columns.num_columns, min_leaf, **tests, **by)
+    search = Search.of(preset, len(y), columns.num_columns, min_leaf, **vars(splits or Splits()))
     scalers, problem = arranged(columns, table, y, log_tails=settings.log_tails)
     # The most leaves that there can be.
     num_leaves = num_members * max(len(y) // search.min_leaf, 1)
     grow_key, *keys = _random.split(key, 5)
     of_leaves, of_folds, of_held_out, of_all = map(Draws.of, keys)
-    splitting = settings._replace(hidden=tuple(search.split_hidden))
+    splitting = settings._replace(hidden=tuple(search.hidden))
     folds = partial(_tree_networks.out_of_fold_residuals, problem, splitting, num_members=num_members, draws=of_folds)
     residuals = None if search.num_folds == 1 else folds(search.num_folds)
     draws = residuals is None or search.correction == "permutation"

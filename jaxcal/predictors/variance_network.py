@@ -23,20 +23,18 @@ from jaxcal.networks import NormalNetwork, StepOptions
 from jaxcal.networks.held_out import widened
 from jaxcal.networks.normal import as_normal, settle_normal, train_normal
 from jaxcal.networks.trained import WidenedNetwork
-from jaxcal.networks.training import takes_training_options
 
 
-@takes_training_options(StepOptions)
 def fit(
-    x: Table,
-    y: Series,
+    x: "Table",
+    y: "Series",
     *,
-    key: PRNGKeyArray,
-    categorical: Categorical = (),
+    key: "PRNGKeyArray",
+    categorical: "Categorical" = (),
     form: str | None = None,
     rounds: int = 2,
     preset: str | None = None,
-    **options: Unpack[StepOptions],
+    **options: "Unpack[StepOptions]",
 ) -> "VarianceNetwork":
     """Train networks for the mean m(x) and the variance v(x) of a normal distribution by Adam.
 
@@ -104,7 +102,7 @@ def fit(
     _checks.check_key(key)
     columns, x, y = as_data(x, y, categorical)
     own = {"form": form, "rounds": rounds}
-    settings = settle_normal("variance_network.fit", x.shape[1], options, preset, StepOptions, **own)
+    settings = settle_normal(fit, x.shape[1], options, preset, StepOptions, **own)
     optimum, rows = train_normal(x, y, settings, columns.indicators, key=key)
     return VarianceNetwork.of(columns, rows, optimum, settings, network=optimum.params)
 

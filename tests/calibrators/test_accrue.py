@@ -11,7 +11,8 @@ import pytest
 from differences import check_gradients
 
 import jaxcal as jc
-from jaxcal.functional import scores
+from jaxcal.functional import normal, scores
+from jaxcal.functional.scores import accrue_loss
 from jaxcal.networks import FeedForward
 from jaxcal.optimize import Result
 
@@ -55,9 +56,42 @@ def test_the_polynomial_minimizes_the_loss_of_all_rows():
 
 
 def test_beta_one_is_the_crps_alone():
-    fitted = jc.accrue.fit(DATA.x, BASE, DATA.y, key=KEY, model="polynomial", beta=1.0)
+    fitted = jc.accrue.fit(DATA.x, BASE, DATA.y, key=KEY, model="polynomial", loss=partial(accrue_loss, beta=1.0))
     crps = jc.metrics.crps(DATA.y, fitted(DATA.x, BASE)) / DATA.y.std(ddof=1)
     np.testing.assert_allclose(fitted.loss, crps, rtol=1e-5)
+
+
+@pytest.mark.parametrize("model", [pytest.param("network", marks=pytest.mark.slow), "polynomial"])
+@pytest.mark.parametrize("weights", [None, 0.5 + DATA.x[:, 0]], ids=["equal", "weighted"])
+def test_a_loss_of_its_own_is_as_good_as_the_built_in_one(model, weights):
+    """Equation 11 written anew, with a known weight of the CRPS; the CRPS alone is also one value a row."""
+
+    def written_anew(errors, std, weights=None, beta=0.3):
+        crps = jnp.average(normal.crps(errors, 0.0, std), weights=weights)
+        return beta * crps + (1 - beta) * scores.reliability_score(errors, std, weights=weights)
+
+    options = {"key": KEY, "model": model, "weights": weights}
+    fit = lambda loss: jc.accrue.fit(DATA.x, BASE, DATA.y, loss=loss, **options, **few(model))
+    crps = lambda errors, std: normal.crps(errors, 0.0, std)
+    for own, beta in ((written_anew, 0.3), (partial(written_anew, beta=0.6), 0.6), (crps, 1.0)):
+        fitted, built_in = fit(own), fit(partial(accrue_loss, beta=beta))
+        np.testing.assert_allclose(fitted.loss, built_in.loss, rtol=1e-5)
+        np.testing.assert_allclose(fitted.std(GRID), built_in.std(GRID), rtol=1e-6 if X64 else 2e-2)
+        assert fitted.beta is None
+        np.testing.assert_allclose(built_in.beta, beta, rtol=1e-6)
+
+
+def few(model):
+    """Few steps of a network: rounding grows with every step, and sums in another order round differently."""
+    return {"restarts": 2, "max_iterations": 5} if model == "network" else {}
+
+
+def test_another_loss_finds_another_std():
+    # The Laplace distribution's negative log likelihood is least at std = mean |error|.
+    laplace = lambda errors, std: abs(errors) / std + jnp.log(std)
+    fitted = jc.accrue.fit(DATA.x, BASE, DATA.y, key=KEY, model=LogLinear(jnp.zeros(()), jnp.zeros(())), loss=laplace)
+    ratio = fitted.std(GRID) / ((GRID + 1) / 2)
+    np.testing.assert_allclose(ratio, np.sqrt(2 / np.pi), rtol=0.15)
 
 
 class LogLinear(eqx.Module):
@@ -173,7 +207,8 @@ def test_a_validation_set_is_used_and_errors_of_training_rows_give_a_warning():
 
 @pytest.mark.slow
 def test_recalibration_composes():
-    distribution = jc.accrue.fit(DATA.x, BASE, DATA.y, key=KEY, model="polynomial", beta=1.0)(DATA.x, BASE)
+    loss = partial(accrue_loss, beta=1.0)
+    distribution = jc.accrue.fit(DATA.x, BASE, DATA.y, key=KEY, model="polynomial", loss=loss)(DATA.x, BASE)
     recalibrated = jc.isotonic.fit(None, distribution, DATA.y)(None, distribution)
     assert jc.metrics.max_calibration_error(DATA.y, recalibrated) < jc.metrics.max_calibration_error(
         DATA.y, distribution
@@ -195,7 +230,7 @@ def test_weights_that_are_equal_or_zero_are_none():
 def test_whole_weights_count_as_repeated_rows():
     times = 1 + np.arange(400) % 2 * (DATA.x[:, 0] > 0.5)
     rows = np.repeat(np.arange(400), times)
-    options = {"key": KEY, "model": "polynomial", "beta": 0.5}
+    options = {"key": KEY, "model": "polynomial", "loss": partial(accrue_loss, beta=0.5)}
     weighted = jc.accrue.fit(DATA.x, BASE, DATA.y, weights=7 * times, **options)
     repeated = jc.accrue.fit(DATA.x[rows], jc.Point(DATA.mean[rows]), DATA.y[rows], **options)
     np.testing.assert_allclose(weighted.std(GRID), repeated.std(GRID), rtol=1e-3 if X64 else 2e-2)
@@ -241,10 +276,11 @@ SMALL = DATA.x[:12], DATA.mean[:12], DATA.y[:12]
         ({"x": DATA.x[:11]}, "y has 12 rows where 11 are expected"),
         ({"x": np.ones((12, 2)), "model": "polynomial"}, "x has 2 columns: use model='network'"),
         ({"differentiable": True}, "for model='polynomial': give steps="),
-        ({"smoothing": 0.0}, "smoothing must be positive; got 0.0"),
+        ({"loss": partial(accrue_loss, smoothing=0.0)}, "smoothing must be positive; got 0.0"),
         ({"model": "forest"}, "model must be one of 'network', 'polynomial'; got 'forest'"),
-        ({"beta": 1.5}, "beta must be 'auto' or one number between 0 and 1; got 1.5"),
-        ({"beta": "automatic"}, "beta must be one of 'auto'"),
+        ({"loss": partial(accrue_loss, beta=1.5)}, "beta must be one number between 0 and 1; got 1.5"),
+        ({"loss": lambda errors, std: std[:-1]}, "loss must return one value a row, .* or one number; got shape"),
+        ({"loss": lambda errors, std: std[0], "weights": np.arange(1.0, 13.0)}, "with weights it must take weights="),
         ({"restarts": 0}, "restarts must be at least 1"),
         ({"validation_fraction": 0.99}, "leaves 0 of 12 rows to train on"),
         ({"model": "polynomial", "validation": (SMALL[0], BASE, SMALL[2])}, "takes no validation"),
@@ -261,8 +297,10 @@ def test_mistakes_are_named(change, message):
 # A derivative through the fit of the polynomial
 
 
-def std_of_polynomial(x, mean, y, weights, beta=1, **options):
-    fitted = jc.accrue.fit(x, jc.Point(mean), y, key=KEY, model="polynomial", beta=beta, weights=weights, **options)
+def std_of_polynomial(x, mean, y, weights, beta=1, smoothing=None, **options):
+    numbers = {name: value for name, value in (("beta", beta), ("smoothing", smoothing)) if value is not None}
+    options |= {"model": "polynomial", "loss": partial(accrue_loss, **numbers), "weights": weights}
+    fitted = jc.accrue.fit(x, jc.Point(mean), y, key=KEY, **options)
     return fitted.std(np.array([0.1, 0.8])).sum()
 
 
@@ -272,7 +310,7 @@ FEW = DATA.x[::8, 0], DATA.mean[::8], DATA.y[::8], 1 + DATA.x[::8, 0]
 @pytest.mark.skipif(not X64, reason="differences need float64")
 @pytest.mark.parametrize(
     "options",
-    [{"beta": 1}, pytest.param({"beta": "auto", "smoothing": 0.1}, marks=pytest.mark.slow)],
+    [{"beta": 1}, pytest.param({"beta": None, "smoothing": 0.1}, marks=pytest.mark.slow)],
     ids=["crps", "smoothed"],
 )
 def test_the_polynomial_moves_with_its_rows(options):
@@ -294,8 +332,8 @@ def test_smoothed_the_derivative_holds_over_wide_steps():
 @pytest.mark.skipif(not X64, reason="takes an optimum to the last digits")
 def test_where_the_steps_are_cut_short_the_derivative_is_nan():
     def fit(y):
-        options = {"key": KEY, "model": "polynomial", "beta": 1, "max_iterations": 1, "differentiable": True}
-        fitted = jc.accrue.fit(FEW[0], jc.Point(FEW[1]), y, **options)
+        options = {"key": KEY, "model": "polynomial", "max_iterations": 1, "differentiable": True}
+        fitted = jc.accrue.fit(FEW[0], jc.Point(FEW[1]), y, loss=partial(accrue_loss, beta=1), **options)
         return fitted.std(FEW[0]).sum(), fitted.training.result
 
     (value, result), derivative = jax.jit(jax.value_and_grad(fit, has_aux=True))(FEW[2])
@@ -318,8 +356,8 @@ def test_no_derivative_passes_unless_asked_for():
     for number in range(5):
         with pytest.raises(TypeError, match=r"through accrue\.fit: give differentiable=True"):
             jax.grad(std_of_polynomial, argnums=number)(*FEW, 0.6)
-    with pytest.raises(ValueError, match="beta=1, or with smoothing"):
-        std_of_polynomial(*FEW, beta="auto", differentiable=True)
+    with pytest.raises(ValueError, match="beta=1 in the loss, or with smoothing"):
+        std_of_polynomial(*FEW, beta=None, differentiable=True)
 
 
 def test_nine_rows_are_too_few():

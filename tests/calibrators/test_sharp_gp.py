@@ -15,7 +15,7 @@ from scipy import stats
 import jaxcal as jc
 from jaxcal import Point
 from jaxcal.calibrators import sharp_gp
-from jaxcal.calibrators.sharp_gp import curves
+from jaxcal.calibrators.sharp_gp import Variance, curves
 from jaxcal.optimize import Result
 
 pytestmark = pytest.mark.contract_in_32_bits
@@ -27,9 +27,9 @@ SLOW = pytest.mark.slow
 FORMS = (
     {},
     {"preset": "paper"},
-    pytest.param({"num_inducing": 15}, marks=SLOW),
-    pytest.param({"search": "ard"}, marks=SLOW),
-    pytest.param({"fit_on": "calibration"}, marks=SLOW),
+    pytest.param({"variance": Variance(num_inducing=15)}, marks=SLOW),
+    pytest.param({"variance": Variance(search="ard")}, marks=SLOW),
+    pytest.param({"variance": Variance(fit_on="calibration")}, marks=SLOW),
 )
 
 
@@ -161,13 +161,14 @@ def test_little_noise_is_not_raised_in_silence(data):
 
 
 def test_target_of_the_training_rows_is_not_needed_to_fit_on_calibration_rows(data):
-    with_targets, without = (fit(data, fit_on="calibration", y_train=y_train) for y_train in (data[0][1], None))
+    variance = Variance(fit_on="calibration")
+    with_targets, without = (fit(data, variance=variance, y_train=y_train) for y_train in (data[0][1], None))
     np.testing.assert_array_equal(with_targets.scores, without.scores)
 
 
 @pytest.mark.slow
 def test_sparse_variance_with_all_rows_is_the_exact_one(data):
-    exact, sparse = fit(data), fit(data, num_inducing=60)
+    exact, sparse = fit(data), fit(data, variance=Variance(num_inducing=60))
     base = Point(mean(data[2][0]))
     np.testing.assert_allclose(
         values(sparse(data[2][0], base)), values(exact(data[2][0], base)), atol=1e-4 if X64 else 0.1
@@ -232,7 +233,14 @@ def test_the_outermost_level_is_finite_however_it_is_rounded(data, number):
 
 
 @pytest.mark.parametrize(
-    "form", [{}, {"kernel": None}, {"search": "ard", "levels": 0.9}, {"fit_on": "calibration"}], ids=str
+    "form",
+    [
+        {},
+        {"kernel": None},
+        {"variance": Variance(search="ard"), "levels": 0.9},
+        {"variance": Variance(fit_on="calibration")},
+    ],
+    ids=str,
 )
 def test_known_rows_compile_nothing_and_answers_are_those_of_a_program(data, form):
     (x_train, y_train), (x, y), (new, _) = (tuple(rows[:29] for rows in part) for part in data)
@@ -318,12 +326,8 @@ def test_no_derivative_passes_unless_asked_for(data):
         ({"levels": (0.5, 1.0)}, "levels must lie"),
         ({"levels": (0.9, 0.5)}, "levels must be strictly increasing"),
         ({"levels": ()}, "at least one level"),
-        ({"search": "grid"}, "search must be"),
-        ({"fit_on": "test"}, "fit_on must be"),
         ({"preset": "capone"}, "preset must be"),
         ({"preset": "paper", "differentiable": True}, "the search by column has no derivative"),
-        ({"num_inducing": 0}, "num_inducing must be"),
-        ({"num_searched": 1}, "num_searched must be"),
         ({"y_train": None}, "y_train may be None only"),
         ({"y_train": np.ones(60)}, "y_train is"),
         ({"y_train": np.ones(59)}, "y_train"),
@@ -335,6 +339,19 @@ def test_no_derivative_passes_unless_asked_for(data):
 def test_bad_options(data, options, message):
     with pytest.raises(ValueError, match=message):
         fit(data, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"search": "grid"}, "search must be"),
+        ({"fit_on": "test"}, "fit_on must be"),
+        ({"num_inducing": 0}, "num_inducing must be"),
+    ],
+)
+def test_bad_options_of_the_variance(options, message):
+    with pytest.raises(ValueError, match=message):
+        Variance(**options)
 
 
 def test_bad_rows(data):

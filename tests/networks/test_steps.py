@@ -151,12 +151,18 @@ def test_a_training_until_it_stops_has_none_and_says_so(name):
         ("mlp", "weight_decay"),
         ("evidential", "penalty"),
         ("dropout", "rate"),
-        ("accrue", "beta"),
     ],
 )
 def test_nor_in_what_the_loss_is_made_of(name, option):
     with pytest.raises(TypeError, match=rf"no derivative passes through {name}\.fit"):
         derivative(lambda value: FITS[name](y=Y, **{option: value}), 0.2)
+
+
+@pytest.mark.skipif(not X64, reason="does not depend on the precision")
+def test_nor_in_the_numbers_of_a_loss():
+    loss = lambda beta: partial(jc.functional.scores.accrue_loss, beta=beta)
+    with pytest.raises(TypeError, match=r"no derivative passes through accrue\.fit"):
+        derivative(lambda beta: FITS["accrue"](y=Y, loss=loss(beta)), 0.2)
 
 
 @pytest.mark.skipif(not X64, reason="does not depend on the precision")

@@ -1,6 +1,7 @@
 """The options of training, declared once for all networks, and the record of it."""
 
 import inspect
+from functools import partial
 
 import jax
 import numpy as np
@@ -33,9 +34,27 @@ def test_none_is_the_default():
     np.testing.assert_array_equal(fit(hidden=None, learning_rate=None)(X).mean, fit()(X).mean)
 
 
-def test_an_unknown_option_is_refused():
-    with pytest.raises(TypeError, match="no option 'learning_rates'; those of training are hidden, learning_rate"):
-        fit(learning_rates=0.1)
+@pytest.mark.parametrize(
+    ("fit", "name", "message"),
+    [
+        (jc.mlp.fit, "learning_rates", r"mlp\.fit has no option 'learning_rates': did you mean 'learning_rate'\?"),
+        (
+            jc.mlp.fit,
+            "color",
+            r"mlp\.fit has no option 'color': the options of its training are hidden, learning_rate",
+        ),
+        # An argument of the fit itself.
+        (jc.deep_ensemble.fit, "num_member", r"deep_ensemble\.fit has no option .*: did you mean 'num_members'\?"),
+        (jc.usnrt.fit, "epochs", r"did you mean 'max_epochs'\?"),
+        (jc.neural_process.fit, "iterations", r"neural_process\.fit has no option .*: did you mean 'max_iterations'\?"),
+        (partial(jc.neural_quantiles.fit, X), "pretraining", r"did you mean 'pretraining_epochs'\?"),
+        (partial(jc.accrue.fit, X), "restart", r"accrue\.fit has no option 'restart': did you mean 'restarts'\?"),
+    ],
+)
+def test_an_unknown_option_is_refused(fit, name, message):
+    base = jc.Normal(Y, 1.0)
+    with pytest.raises(TypeError, match=message):
+        fit(*([base] if isinstance(fit, partial) else [X]), Y, key=KEY, **{name: 3})
 
 
 def test_weight_decay_draws_every_network_to_zero():

@@ -128,7 +128,7 @@ def test_noise_that_is_the_same_everywhere_is_not_split():
 
 @pytest.mark.parametrize("correction", ["none", "permutation"])
 def test_corrections_agree_where_the_noise_differs_clearly(fitted, correction):
-    tree = usnrt.fit(X, Y, key=KEY, categorical=[2], correction=correction, **OPTIONS)
+    tree = usnrt.fit(X, Y, key=KEY, categorical=[2], splits=usnrt.Splits(correction=correction), **OPTIONS)
     assert tree.trees.feature[0, 0] == fitted.trees.feature[0, 0]
     assert tree.trees.threshold[0, 0] == fitted.trees.threshold[0, 0]
     assert tree.trees.log_p[0, 0] < np.log(0.01)
@@ -136,9 +136,9 @@ def test_corrections_agree_where_the_noise_differs_clearly(fitted, correction):
 
 @pytest.mark.slow
 def test_the_papers_preset_is_center_correction_and_step():
-    options = {"center": "mean", "correction": "none", "step": 10, "num_folds": 1, "split_hidden": (24, 12)}
+    options = {"center": "mean", "correction": "none", "step": 10, "num_folds": 1, "hidden": (24, 12)}
     named = usnrt.fit(X, Y, key=KEY, preset="paper", **OPTIONS)
-    given = usnrt.fit(X, Y, key=KEY, preset="paper", **options, **OPTIONS)
+    given = usnrt.fit(X, Y, key=KEY, preset="paper", splits=usnrt.Splits(**options), **OPTIONS)
     assert named.text() == given.text()
 
 
@@ -159,7 +159,8 @@ def test_members_may_be_grown_one_before_the_other():
     """Noise, which the raw rule splits at random, gives every member a tree of its own."""
     rng = np.random.default_rng(1)
     x, y = rng.normal(size=(400, 2)).astype(FLOAT), rng.normal(size=400).astype(FLOAT)
-    options = {"correction": "none", "significance": 0.5, "min_leaf": 60, "max_epochs": 2}
+    splits = usnrt.Splits(correction="none", significance=0.5)
+    options = {"splits": splits, "min_leaf": 60, "max_epochs": 2}
     ensemble = usnrt.fit(x, y, key=jax.random.key(0), num_members=4, **options)
     roots = [ensemble.root(member=member) for member in range(4)]
     assert len({root.depth() for root in roots}) > 1
@@ -188,7 +189,8 @@ def test_residuals_are_tested_out_of_fold():
     """Noise has no mean to learn: out of fold its residuals are no smaller, those of training rows are."""
     y = np.random.default_rng(3).normal(size=len(X)).astype(FLOAT)
     options = {"key": KEY, "categorical": [2], **OPTIONS}
-    stds = [float(usnrt.fit(X, y, num_folds=k, **options).trees.residual_std[0, 0]) for k in (5, 1)]
+    fits = [usnrt.fit(X, y, splits=usnrt.Splits(num_folds=k), **options) for k in (5, 1)]
+    stds = [float(fitted.trees.residual_std[0, 0]) for fitted in fits]
     assert stds[0] > y.std(ddof=1) > stds[1]
 
 
@@ -303,20 +305,30 @@ def test_degenerate_columns_and_targets():
     ("options", "message"),
     [
         ({"categorical": [3]}, "categorical must hold columns of x, 0 to 2"),
-        ({"significance": 5.0}, "did you mean 0.05"),
         ({"min_leaf": 1}, "min_leaf must be at least 2"),
         ({"min_leaf": "tenth"}, "'auto'"),
-        ({"center": "mode"}, "center"),
-        ({"correction": "fdr"}, "correction"),
         ({"unseen": "skip"}, "unseen"),
         ({"num_members": 0}, "num_members"),
-        ({"num_folds": 0}, "num_folds must be at least 1; got 0"),
         ({"preset": "crude"}, "preset"),
     ],
 )
 def test_wrong_options_are_quoted(options, message):
     with pytest.raises(ValueError, match=message):
         usnrt.fit(X, Y, key=KEY, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"significance": 5.0}, "did you mean 0.05"),
+        ({"center": "mode"}, "center"),
+        ({"correction": "fdr"}, "correction"),
+        ({"num_folds": 0}, "num_folds must be at least 1; got 0"),
+    ],
+)
+def test_wrong_options_of_splits_are_quoted(options, message):
+    with pytest.raises(ValueError, match=message):
+        usnrt.Splits(**options)
 
 
 def test_wrong_rows_are_quoted(fitted):

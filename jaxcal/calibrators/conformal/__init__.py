@@ -79,16 +79,16 @@ _SCORES = {
 
 
 def fit(
-    x: Table | None,
-    base: Distribution,
-    y: Series,
+    x: "Table | None",
+    base: "Distribution",
+    y: "Series",
     *,
     score: str | None = None,
     rule: str | None = None,
-    confidence_levels: Sequence[float] | None = None,
-    key: PRNGKeyArray | None = None,
-    by: Labels | None = None,
-    weights: Weights | None = None,
+    confidence_levels: "Sequence[float] | None" = None,
+    key: "PRNGKeyArray | None" = None,
+    by: "Labels | None" = None,
+    weights: "Weights | None" = None,
     smoothing: float | None = None,
 ) -> "ConformalCalibrator":
     """Sort the scores of calibration rows, which must not be rows that the model was trained on.

@@ -48,6 +48,8 @@ from jaxcal.networks import presets
 _LEVELS = (0.025, 0.05, 0.1, 0.2, 0.3, 0.4, 0.6, 0.7, 0.8, 0.9, 0.95, 0.975)
 # The number of inducing points of the sparse variance, for more rows than the exact variance takes.
 _NUM_INDUCING = 300
+# The largest number of training rows, and of calibration rows, that choose the lengthscales.
+_NUM_SEARCHED = 1000
 # The largest number of levels of ranks, `j / (N + 1)`, in the distribution. Two levels that differ by no more than the
 # second number count as one.
 _MOST_RANKS, _SAME_LEVEL = 1000, 1e-6
@@ -80,13 +82,38 @@ class HasKernel(Protocol):
         ...
 
 
+class Variance(eqx.Module):
+    """How the variance of every level is chosen; an option that is None has its default.
+
+    Attributes:
+        search: "line" (default) for common multiples of the regression's lengthscales. "ard" is for one lengthscale for
+            each column by L-BFGS, from the outermost level inwards.
+        fit_on: which rows choose the lengthscales, "training" (default) or "calibration", as `fit` describes them. At
+            most 1000 of them do, at equal distances in their order; all rows set beta (section 6 of the paper).
+        num_inducing: the number of inducing points; None for the exact variance up to 2000 training rows, else 300.
+
+    Raises:
+        ValueError: if an option is out of its range.
+    """
+
+    search: str | None = eqx.field(static=True, default=None)
+    fit_on: str | None = eqx.field(static=True, default=None)
+    num_inducing: int | None = eqx.field(static=True, default=None)
+
+    def __check_init__(self) -> None:
+        """Raise ValueError if an option is out of its range."""
+        _checks.check_choice("search", self.search, (None, "ard", "line"))
+        _checks.check_choice("fit_on", self.fit_on, (None, "training", "calibration"))
+        if self.num_inducing is not None:
+            _checks.check_at_least("num_inducing", self.num_inducing, 1)
+
+
 class _Setting(NamedTuple):
     """The options of `fit` that decide what is compiled."""
 
     search: str = "line"
     fit_on: str = "training"
     num_inducing: int | None = None
-    num_searched: int = 1000
     differentiable: bool = False
     levels: tuple[float, ...] = ()
     grid: tuple[float, ...] = ()
@@ -98,19 +125,16 @@ _PRESETS = {None: _Setting(), "paper": _Setting(search="ard", fit_on="calibratio
 
 
 def fit(
-    x: Table,
-    base: Distribution,
-    y: Series,
+    x: "Table",
+    base: "Distribution",
+    y: "Series",
     *,
-    x_train: Table,
-    y_train: Series | None = None,
-    categorical: Categorical = (),
-    kernel: HasKernel | None = None,
-    levels: float | Sequence[float] | None = None,
-    search: str | None = None,
-    fit_on: str | None = None,
-    num_inducing: int | None = None,
-    num_searched: int = 1000,
+    x_train: "Table",
+    y_train: "Series | None" = None,
+    categorical: "Categorical" = (),
+    kernel: "HasKernel | None" = None,
+    levels: "float | Sequence[float] | None" = None,
+    variance: "Variance | None" = None,
     preset: str | None = None,
     differentiable: bool = False,
     throw: bool = True,
@@ -135,7 +159,7 @@ def fit(
     the rows' errors divided by sigma. From the middle outwards the lengthscales do not grow, so that sigma does not
     fall (Assumption 4.1). The process has variance 1, since beta sets the scale, and the noise ratio of the regression.
 
-    `fit_on` chooses these rows:
+    `fit_on` of `Variance` chooses these rows:
 
     - "training": the training rows, by leave-one-out of a Gaussian process. The curve then does not depend on the
       calibration rows that it is calibrated with. So a new exchangeable row lies at or below the quantile at level
@@ -143,9 +167,6 @@ def fit(
       are tied.
     - "calibration": the calibration rows, which also calibrate the curve. The quantiles are then closer to the mean
       than they should be, and more so with fewer rows. `benchmarks/tables/sharp_gp_coverage.py` measures by how much.
-
-    `search` is "line" for common multiples of the regression's lengthscales. "ard" is for one lengthscale for each
-    column by L-BFGS, from the outermost level inwards.
 
     N calibration rows support the levels from `1 / (N + 1)` to `N / (N + 1)`. Quantiles beyond are infinite, with a
     warning.
@@ -174,15 +195,11 @@ def fit(
             `j / (N + 1)` (above 1000 rows 1000 of them, at equal distances) and between them the multiples of 1/200. A
             single number gives a distribution of this level alone. Default: 0.025, 0.05, 0.1, 0.2, 0.3, 0.4 and their
             mirror images, as far as N calibration rows support them.
-        search: "line" (default) or "ard", as above.
-        fit_on: "training" (default) or "calibration", as above.
-        num_inducing: the number of inducing points; None for the exact variance up to 2000 training rows, else 300.
-        num_searched: the largest number of training rows, and of calibration rows, that choose the lengthscales. They
-            lie at equal distances in their order. All rows set beta (section 6 of the paper).
+        variance: how the variance of every level is chosen, a `Variance`; None for its defaults.
         preset: None, or "paper" as above.
-        differentiable: whether derivatives pass through the fit, with search="line". The choice of the multiples and of
-            the inducing points is held constant. Without `kernel` the derivatives of its hyperparameters come from the
-            implicit function theorem, as in `rio.fit`. They are NaN if `result` is not CONVERGED.
+        differentiable: whether derivatives pass through the fit; not with search="ard". The choice of the multiples and
+            of the inducing points is held constant. Without `kernel` the derivatives of its hyperparameters come
+            from the implicit function theorem, as in `rio.fit`. They are NaN if `result` is not CONVERGED.
         throw: whether to raise an error if a covariance cannot be factorized; else the distribution is NaN.
 
     Raises:
@@ -215,8 +232,7 @@ def fit(
     _, rows = _base.checked_rows(x, base, y, columns)
     x_train = columns(x_train)
     _checks.check_rows("x_train", x_train, 2)
-    asked = {"search": search, "fit_on": fit_on, "num_inducing": num_inducing, "num_searched": num_searched}
-    setting = presets.settle(_PRESETS, preset, differentiable=differentiable, **asked)
+    setting = presets.settle(_PRESETS, preset, differentiable=differentiable, **vars(variance or Variance()))
     setting = _checked_setting(setting, levels, rows.y.shape[0], x_train.shape[0])
     if y_train is None:
         if kernel is None or setting.fit_on == "training":
@@ -322,9 +338,6 @@ def _checked_setting(
     asked: _Setting, levels: float | Sequence[float] | None, num_rows: int, num_train: int
 ) -> _Setting:
     """The options, checked, with values for the defaults that depend on the rows."""
-    _checks.check_choice("search", asked.search, ("ard", "line"))
-    _checks.check_choice("fit_on", asked.fit_on, ("training", "calibration"))
-    _checks.check_at_least("num_searched", asked.num_searched, 2)
     if asked.differentiable and asked.search == "ard":
         # The objective of "ard" has kinks where two errors change places, and the search mostly ends at a kink.
         raise ValueError("differentiable=True goes with search='line': the search by column has no derivative.")
@@ -332,7 +345,6 @@ def _checked_setting(
     if num_inducing is None and num_train > given.EXACT_ROWS:
         num_inducing = _NUM_INDUCING
     if num_inducing is not None:
-        _checks.check_at_least("num_inducing", num_inducing, 1)
         num_inducing = min(num_inducing, num_train)
     own, grid = _levels(levels, num_rows)
     is_bounded = asked.is_bounded and not _is_single(levels)
@@ -434,7 +446,7 @@ def _fit(
             # The errors of the training rows are leave-one-out errors, in the unit of y.
             loo = known.leave_one_out(hyperparameters.log_lengthscale, known.posterior(hyperparameters.log_lengthscale))
             chosen_by, chosen_at = y_scaler.scale * loo.error, None
-        problem = widths.Problem(known.x, known.noise_ratio, chosen_by, chosen_at).of_some_rows(setting.num_searched)
+        problem = widths.Problem(known.x, known.noise_ratio, chosen_by, chosen_at).of_some_rows(_NUM_SEARCHED)
         search = widths.on_line if setting.search == "line" else widths.by_column
         log_lengthscales = -search(problem, -hyperparameters.log_lengthscale, setting.levels)
         posteriors, beta, variances = _calibrated(known, log_lengthscales, chosen_by, chosen_at, setting.levels)

@@ -151,8 +151,14 @@ class CalibratedRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):
             return_std: whether stds are given, too.
             by: labels of groups [n], where the fit had labels.
         """
-        means = self._found(X, lambda X: self.pipeline_.means(X, by=by))
-        return (means, self._of_forecast(X, by, lambda forecast: forecast.std)) if return_std else means
+        if not return_std:
+            return self._found(X, lambda X: self.pipeline_.means(X, by=by))
+
+        def means_and_stds(X: Table) -> Any:
+            forecast, means = self.pipeline_.with_means(X, by=by)
+            return means, forecast.std
+
+        return self._found(X, means_and_stds)
 
     def predict_interval(self, X: Table, confidence_level: float = 0.9, by: Series | None = None) -> Any:
         """The central intervals, [n, 2]; of a data frame a frame of its kind, with its index, `lower` and `upper`."""

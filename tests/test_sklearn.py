@@ -80,6 +80,23 @@ def test_the_mean_is_the_estimators_and_the_std_is_asked_for():
     np.testing.assert_allclose(model.score(X, Y), LinearRegression().fit(X, Y).score(X, Y))
 
 
+@pytest.mark.parametrize("method", ["folds", "split", "cv+"])
+def test_means_and_stds_come_from_one_prediction(method):
+    class Counting(LinearRegression):
+        predictions = 0
+
+        def predict(self, X):
+            type(self).predictions += 1
+            return super().predict(X)
+
+    model, numbers = regressor(Counting(), cv=3, method=method).fit(X, Y), []
+    for options in ({}, {"return_std": True}):
+        Counting.predictions = 0
+        model.predict(X, **options)
+        numbers.append(Counting.predictions)
+    assert numbers[0] == numbers[1] == (3 if method == "cv+" else 1)
+
+
 def test_the_precision_is_64_bits_and_that_of_a_distribution_is_of_jax():
     model = regressor().fit(X, Y)
     assert model.predict(X).dtype == np.float64

@@ -51,6 +51,10 @@ _OF_CV_PLUS = (
     "method='cv+' needs a predictor, and neither recalibrate nor by: its guarantee is for the models of the folds "
     "themselves, with their absolute errors, and not for a predictor that is chosen by these errors."
 )
+_OF_TRACERS = (
+    "pipeline.fit decides on the host, by known values, but x, y, weights or key is traced. Call it outside jit, vmap "
+    "and grad. Map the fit of a method instead, such as jc.mlp.fit, or run many pipelines by jaxcal.sweep."
+)
 
 
 def fit(
@@ -111,7 +115,7 @@ def fit(
             are ten folds in place of five, where the time seems to suffice. What was fitted is `fitted.recipe`, and
             `predictor=fitted.recipe` repeats it without a clock. A fit of the user's own function is not interrupted,
             nor is the last fit to all rows.
-        key: random key.
+        key: random key, known as all arguments are: the fit does not run under `jit`, `vmap` or `grad`.
 
     Warns:
         UserWarning: if rows are repeated, or errors of neighboring rows are correlated: errors out of fold are then too
@@ -120,12 +124,13 @@ def fit(
     Raises:
         TimeoutError: if the time limit passes before any of the pairs is fitted to all folds.
         TypeError: if a step is neither a function nor, as predictor, an object with fit and predict; if key is no
-            random key.
+            random key; if x, y, weights or key is traced.
         ValueError: if x or y is empty or of the wrong shape, y is not finite, there are fewer rows or groups than
             folds, or there are calibrators without a predictor; if given folds hold out a row several times, or train
             on a row that they hold out, or come with groups; if CV+ comes without a predictor, or with
             `recalibrate`; if weights come without a predictor that takes them, or `by` without a last step that does;
-            if a step refuses x, as those of jaxcal do where an array is not finite.
+            if a group of `by` has fewer than two held-out rows, or all in one fold; if a step refuses x, as those of
+            jaxcal do where an array is not finite.
 
     Example:
         >>> import jax, numpy as np, jaxcal as jc
@@ -142,6 +147,8 @@ def fit(
         True
     """
     began = time.monotonic()
+    if _checks.is_traced(x, y, weights, key):
+        raise TypeError(_OF_TRACERS)
     _checks.check_key(key)
     if time_limit is not None:
         _checks.check_positive("time_limit", time_limit)
@@ -175,6 +182,7 @@ def fit(
         keys=(last_key, chain_key, folds_key),
         deadline=None if time_limit is None else began + time_limit,
     )
+    plan.by.check_rows(x, plan.division)
     if choice is None and learns:
         choice = Choice([(predictor, calibrators)], combines=True, folds=folds)
     try:
@@ -192,8 +200,10 @@ def _last_step(recalibrate: Callable | str | None, method: Method, by: Any) -> t
     have groups, it recalibrates the levels by these. Conformal calibration follows a model that is fitted already.
 
     Raises:
-        ValueError: if it is a string other than "auto".
+        ValueError: if it is a string other than "auto", or None where there are groups.
     """
+    if recalibrate is None and by is not None:
+        raise ValueError("by: recalibrate=None is no last step, which groups are for; jaxcal.conformal.fit takes them.")
     if not isinstance(recalibrate, str):
         return recalibrate, False
     _checks.check_choice("recalibrate", recalibrate, ("auto",))

@@ -27,6 +27,7 @@ from jaxcal.pipeline.methods import Method, as_method
 try:
     from sklearn.base import BaseEstimator, MetaEstimatorMixin, RegressorMixin
     from sklearn.model_selection import check_cv
+    from sklearn.pipeline import Pipeline
     from sklearn.utils import check_random_state, get_tags
     from sklearn.utils.metadata_routing import MetadataRouter, MethodMapping, _routing_enabled, process_routing
     from sklearn.utils.validation import check_consistent_length, check_is_fitted, column_or_1d, validate_data
@@ -309,8 +310,11 @@ def neg_crps(estimator: Any, X: Table, y: Series) -> float:
     """The negative mean continuous ranked probability score, a scorer for searches: `scoring=neg_crps`.
 
     Args:
-        estimator: what has `predict_distribution`.
+        estimator: what has `predict_distribution`, or a `sklearn.pipeline.Pipeline` that ends with it.
         X: inputs [n, d].
         y: targets [n].
     """
+    if isinstance(estimator, Pipeline):  # which hands on `predict` alone
+        before, estimator = estimator[:-1], estimator[-1]
+        X = before.transform(X) if len(before) else X
     return -float(np.mean(estimator.predict_distribution(X).crps(np.asarray(y))))

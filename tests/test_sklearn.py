@@ -35,6 +35,7 @@ from sklearn.model_selection import (  # noqa: E402
 )
 from sklearn.pipeline import make_pipeline  # noqa: E402
 from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, StandardScaler  # noqa: E402
+from sklearn.tree import DecisionTreeRegressor  # noqa: E402
 from sklearn.utils.estimator_checks import check_estimator  # noqa: E402
 
 from jaxcal.sklearn import CalibratedRegressor, neg_crps  # noqa: E402
@@ -45,6 +46,8 @@ pytestmark = pytest.mark.any_precision
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(120, 2))
 Y = X[:, 0] + np.where(np.arange(120) % 2, 0.1, 1.0) * RNG.normal(size=120)
+KIND = np.arange(120) % 2
+WAVE = np.sin(3 * X[:, 0])
 CITY = np.array(["Rome", "Oslo"])[np.arange(120) % 2]
 
 
@@ -389,6 +392,36 @@ def test_in_searches_and_pipelines():
     ).fit(X, Y)
     assert search.best_params_["estimator__alpha"] == 0.1
     assert cross_val_score(make_pipeline(StandardScaler(), regressor(cv=2)), X, Y, cv=2).shape == (2,)
+
+
+@pytest.mark.parametrize("scoring", [None, neg_crps], ids=["score", "neg_crps"])
+def test_as_the_last_step_of_a_pipeline(scoring):
+    """A tree of depth 1 cannot follow a wave."""
+    model = make_pipeline(StandardScaler(), regressor(DecisionTreeRegressor(random_state=0), cv=2))
+    grid = {"calibratedregressor__estimator__max_depth": [1, 6]}
+    search = GridSearchCV(model, grid, scoring=scoring, cv=2, error_score="raise").fit(X, WAVE)
+    assert search.best_params_ == {"calibratedregressor__estimator__max_depth": 6}
+    mean, std = search.best_estimator_.predict(X, return_std=True)
+    np.testing.assert_array_equal(mean, search.predict(X))
+    assert std.shape == (120,)
+    scaler, alone = search.best_estimator_
+    scores = {None: alone.score, neg_crps: partial(neg_crps, alone)}
+    np.testing.assert_allclose(search.score(X, WAVE), scores[scoring](scaler.transform(X), WAVE))
+    of_folds = cross_val_score(search.best_estimator_, X, WAVE, cv=2, scoring=scoring, error_score="raise")
+    np.testing.assert_allclose(of_folds.mean(), search.best_score_)
+    assert neg_crps(make_pipeline(alone), X, Y) == neg_crps(alone, X, Y)
+
+
+def test_groups_in_searches_and_pipelines():
+    """A search takes the name of a column, a pipeline also labels."""
+    frame = pandas.DataFrame({"a": X[:, 0], "b": X[:, 1], "kind": KIND})
+    search = GridSearchCV(regressor(Ridge(), cv=2), {"estimator__alpha": [0.1, 1e4]}, scoring=neg_crps, cv=2)
+    search.fit(frame, Y, by="kind")
+    width = np.diff(search.best_estimator_.predict_interval(frame).to_numpy())[:, 0]
+    assert width[0] > 3 * width[1]
+    model = make_pipeline(StandardScaler(), regressor(cv=2)).fit(X, Y, calibratedregressor__by=KIND)
+    _, std = model.predict(X, return_std=True, by=KIND)
+    assert std[0] > 3 * std[1]
 
 
 @pytest.mark.parametrize("method", ["folds", "cv+"])

@@ -545,8 +545,8 @@ def no_fit(x, y):
 def test_a_group_with_too_few_rows_is_named_before_anything_is_fitted(method, size, found, is_function):
     x = np.arange(30.0)
     of_rows = lambda x: np.where(np.asarray(x).ravel() < size, "small", "large")
+    by = of_rows if is_function else of_rows(x)
     with pytest.raises(ValueError, match=f"the group 'small' needs at least 2 held-out rows, in different .*; {found}"):
-        by = of_rows if is_function else of_rows(x)
         jc.pipeline.fit(x, x, predictor=no_fit, method=method, by=by, key=KEY)
 
 

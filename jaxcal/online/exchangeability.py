@@ -223,9 +223,9 @@ def check_inputs(
         TypeError: if key is no random key.
         ImportError: if scikit-learn is not installed.
         TypeError: if x or new_x is traced.
-        ValueError: if x or new_x is empty, not finite or of the wrong shape; if one alone is a frame, or the frames
-            differ in columns; if there are fewer rows or groups of either kind than 2 * folds; if only one of `groups`
-            and `new_groups` is given.
+        ValueError: if x or new_x is empty, not finite or of the wrong shape; if there are fewer rows or groups of
+            either kind than 2 * folds; if only one of `groups` and `new_groups` is given. If one alone is a frame, or
+            the frames differ in columns.
 
     Source: Lopez-Paz and Oquab, Revisiting classifier two-sample tests, ICLR 2017, on classifiers as two-sample tests;
     Mann and Whitney, Annals of Mathematical Statistics 18 (1947), on the mean and the variance.

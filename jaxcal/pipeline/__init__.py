@@ -124,13 +124,13 @@ def fit(
     Raises:
         TimeoutError: if the time limit passes before any of the pairs is fitted to all folds.
         TypeError: if a step is neither a function nor, as predictor, an object with fit and predict; if key is no
-            random key; if x, y, weights or key is traced.
+            random key. If x, y, weights or key is traced.
         ValueError: if x or y is empty or of the wrong shape, y is not finite, there are fewer rows or groups than
             folds, or there are calibrators without a predictor; if given folds hold out a row several times, or train
             on a row that they hold out, or come with groups; if CV+ comes without a predictor, or with
             `recalibrate`; if weights come without a predictor that takes them, or `by` without a last step that does;
-            if a group of `by` has fewer than two held-out rows, or all in one fold; if a step refuses x, as those of
-            jaxcal do where an array is not finite.
+            if a step refuses x, as those of jaxcal do where an array is not finite. If a group of `by` has fewer than
+            two held-out rows, or all in one fold.
 
     Example:
         >>> import jax, numpy as np, jaxcal as jc

@@ -372,9 +372,14 @@ def test_a_pipeline_names_a_column_of_dates_as_well():
 
 
 @pytest.mark.filterwarnings("error")
-def test_a_pipeline_of_64_bits_is_told_where_jax_has_32():
+@pytest.mark.parametrize(
+    "options",
+    [{"method": "folds"}, {"method": "split"}, {"method": "cv+"}, {"recalibrate": jc.conformal.fit}],
+    ids=str,
+)
+def test_a_pipeline_of_64_bits_is_told_where_jax_has_32(options):
     with jax.enable_x64(False):
-        told = str(regressor(cv=2).fit(SHORT, TARGETS).pipeline_)
+        told = str(regressor(cv=2, **options).fit(X, Y).pipeline_)
     assert "LinearRegression" in told
 
 

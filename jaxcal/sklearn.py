@@ -27,6 +27,7 @@ from jaxcal.pipeline.methods import Method, as_method
 try:
     from sklearn.base import BaseEstimator, MetaEstimatorMixin, RegressorMixin
     from sklearn.model_selection import check_cv
+    from sklearn.pipeline import Pipeline
     from sklearn.utils import check_random_state, get_tags
     from sklearn.utils.metadata_routing import MetadataRouter, MethodMapping, _routing_enabled, process_routing
     from sklearn.utils.validation import check_consistent_length, check_is_fitted, column_or_1d, validate_data
@@ -151,8 +152,14 @@ class CalibratedRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):
             return_std: whether stds are given, too.
             by: labels of groups [n], where the fit had labels.
         """
-        means = self._found(X, lambda X: self.pipeline_.means(X, by=by))
-        return (means, self._of_forecast(X, by, lambda forecast: forecast.std)) if return_std else means
+        if not return_std:
+            return self._found(X, lambda X: self.pipeline_.means(X, by=by))
+
+        def means_and_stds(X: Table) -> Any:
+            forecast, means = self.pipeline_.with_means(X, by=by)
+            return means, forecast.std
+
+        return self._found(X, means_and_stds)
 
     def predict_interval(self, X: Table, confidence_level: float = 0.9, by: Series | None = None) -> Any:
         """The central intervals, [n, 2]; of a data frame a frame of its kind, with its index, `lower` and `upper`."""
@@ -303,8 +310,11 @@ def neg_crps(estimator: Any, X: Table, y: Series) -> float:
     """The negative mean continuous ranked probability score, a scorer for searches: `scoring=neg_crps`.
 
     Args:
-        estimator: what has `predict_distribution`.
+        estimator: what has `predict_distribution`, or a `sklearn.pipeline.Pipeline` that ends with it.
         X: inputs [n, d].
         y: targets [n].
     """
+    if isinstance(estimator, Pipeline):  # which hands on `predict` alone
+        before, estimator = estimator[:-1], estimator[-1]
+        X = before.transform(X) if len(before) else X
     return -float(np.mean(estimator.predict_distribution(X).crps(np.asarray(y))))

@@ -25,6 +25,7 @@ BLOCK = re.compile(r"^```python\n(.*?)^```$(?:\n\n^```text\n(.*?)^```$)?", re.DO
 OPTIONAL = (
     "catboost",
     "crepes",
+    "flax",
     "lightgbm",
     "mapie",
     "quantile_forest",

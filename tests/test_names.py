@@ -31,7 +31,9 @@ def test_variables_are_nouns():
     """Functions, and variables that hold one, may begin with a preposition."""
     flagged = []
     for file, tree in TREES.items():
-        functions = {id(node.targets[0]) for node in ast.walk(tree) if isinstance(node, ast.Assign) and is_function(node)}
+        functions = {
+            id(node.targets[0]) for node in ast.walk(tree) if isinstance(node, ast.Assign) and is_function(node)
+        }
         for node in ast.walk(tree):
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and id(node) not in functions:
                 flagged += [f"{file}:{node.lineno}: {node.id}"] if NO_NOUN.fullmatch(node.id) else []

@@ -35,6 +35,7 @@ from sklearn.model_selection import (  # noqa: E402
 )
 from sklearn.pipeline import make_pipeline  # noqa: E402
 from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, StandardScaler  # noqa: E402
+from sklearn.tree import DecisionTreeRegressor  # noqa: E402
 from sklearn.utils.estimator_checks import check_estimator  # noqa: E402
 
 from jaxcal.sklearn import CalibratedRegressor, neg_crps  # noqa: E402
@@ -45,6 +46,8 @@ pytestmark = pytest.mark.any_precision
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(120, 2))
 Y = X[:, 0] + np.where(np.arange(120) % 2, 0.1, 1.0) * RNG.normal(size=120)
+KIND = np.arange(120) % 2
+WAVE = np.sin(3 * X[:, 0])
 CITY = np.array(["Rome", "Oslo"])[np.arange(120) % 2]
 
 
@@ -78,6 +81,23 @@ def test_the_mean_is_the_estimators_and_the_std_is_asked_for():
     np.testing.assert_array_equal(mean, model.predict(X))
     np.testing.assert_allclose(std, model.predict_distribution(X).std, rtol=1e-5)
     np.testing.assert_allclose(model.score(X, Y), LinearRegression().fit(X, Y).score(X, Y))
+
+
+@pytest.mark.parametrize("method", ["folds", "split", "cv+"])
+def test_means_and_stds_come_from_one_prediction(method):
+    class Counting(LinearRegression):
+        predictions = 0
+
+        def predict(self, X):
+            type(self).predictions += 1
+            return super().predict(X)
+
+    model, numbers = regressor(Counting(), cv=3, method=method).fit(X, Y), []
+    for options in ({}, {"return_std": True}):
+        Counting.predictions = 0
+        model.predict(X, **options)
+        numbers.append(Counting.predictions)
+    assert numbers[0] == numbers[1] == (3 if method == "cv+" else 1)
 
 
 def test_the_precision_is_64_bits_and_that_of_a_distribution_is_of_jax():
@@ -352,9 +372,14 @@ def test_a_pipeline_names_a_column_of_dates_as_well():
 
 
 @pytest.mark.filterwarnings("error")
-def test_a_pipeline_of_64_bits_is_told_where_jax_has_32():
+@pytest.mark.parametrize(
+    "options",
+    [{"method": "folds"}, {"method": "split"}, {"method": "cv+"}, {"recalibrate": jc.conformal.fit}],
+    ids=str,
+)
+def test_a_pipeline_of_64_bits_is_told_where_jax_has_32(options):
     with jax.enable_x64(False):
-        told = str(regressor(cv=2).fit(SHORT, TARGETS).pipeline_)
+        told = str(regressor(cv=2, **options).fit(X, Y).pipeline_)
     assert "LinearRegression" in told
 
 
@@ -372,6 +397,36 @@ def test_in_searches_and_pipelines():
     ).fit(X, Y)
     assert search.best_params_["estimator__alpha"] == 0.1
     assert cross_val_score(make_pipeline(StandardScaler(), regressor(cv=2)), X, Y, cv=2).shape == (2,)
+
+
+@pytest.mark.parametrize("scoring", [None, neg_crps], ids=["score", "neg_crps"])
+def test_as_the_last_step_of_a_pipeline(scoring):
+    """A tree of depth 1 cannot follow a wave."""
+    model = make_pipeline(StandardScaler(), regressor(DecisionTreeRegressor(random_state=0), cv=2))
+    grid = {"calibratedregressor__estimator__max_depth": [1, 6]}
+    search = GridSearchCV(model, grid, scoring=scoring, cv=2, error_score="raise").fit(X, WAVE)
+    assert search.best_params_ == {"calibratedregressor__estimator__max_depth": 6}
+    mean, std = search.best_estimator_.predict(X, return_std=True)
+    np.testing.assert_array_equal(mean, search.predict(X))
+    assert std.shape == (120,)
+    scaler, alone = search.best_estimator_
+    scores = {None: alone.score, neg_crps: partial(neg_crps, alone)}
+    np.testing.assert_allclose(search.score(X, WAVE), scores[scoring](scaler.transform(X), WAVE))
+    of_folds = cross_val_score(search.best_estimator_, X, WAVE, cv=2, scoring=scoring, error_score="raise")
+    np.testing.assert_allclose(of_folds.mean(), search.best_score_)
+    assert neg_crps(make_pipeline(alone), X, Y) == neg_crps(alone, X, Y)
+
+
+def test_groups_in_searches_and_pipelines():
+    """A search takes the name of a column, a pipeline also labels."""
+    frame = pandas.DataFrame({"a": X[:, 0], "b": X[:, 1], "kind": KIND})
+    search = GridSearchCV(regressor(Ridge(), cv=2), {"estimator__alpha": [0.1, 1e4]}, scoring=neg_crps, cv=2)
+    search.fit(frame, Y, by="kind")
+    width = np.diff(search.best_estimator_.predict_interval(frame).to_numpy())[:, 0]
+    assert width[0] > 3 * width[1]
+    model = make_pipeline(StandardScaler(), regressor(cv=2)).fit(X, Y, calibratedregressor__by=KIND)
+    _, std = model.predict(X, return_std=True, by=KIND)
+    assert std[0] > 3 * std[1]
 
 
 @pytest.mark.parametrize("method", ["folds", "cv+"])

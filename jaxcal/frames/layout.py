@@ -102,6 +102,29 @@ def like(x: Table, columns: dict[str, np.ndarray]) -> Any:
     return frame
 
 
+def stacked(x: Table, other: Table) -> Table:
+    """The rows of a frame, and those of another one below them: its columns are looked up by name.
+
+    Raises:
+        ValueError: if one of them is no frame, they are of two libraries, or a column is of two kinds.
+    """
+    import narwhals.stable.v2 as nw
+
+    if type(x) is not type(other):
+        raise ValueError(
+            f"the inputs are a {type(x).__name__} and a {type(other).__name__}: give two frames of one library, or two "
+            "arrays."
+        )
+    first, second = as_frame(x), as_frame(Layout.of(x)(other))
+    pairs = [(column, second[column.name]) for column in first.iter_columns()]
+    unequal = [(one, two) for one, two in pairs if one.dtype != two.dtype]
+    for one, two in unequal:
+        if not (one.dtype.is_numeric() and two.dtype.is_numeric()):
+            raise ValueError(f"column {one.name!r} holds {one.dtype} in one frame, and {two.dtype} in the other.")
+    as_floats = [nw.col(one.name).cast(nw.Float64) for one, _ in unequal]
+    return nw.concat([each.with_columns(*as_floats) for each in (first, second)]).to_native()
+
+
 def check_same_index(x: Any, y: Any) -> None:
     """Raise ValueError if a frame and a series of pandas have different indices: their rows do not match."""
     index, other = getattr(x, "index", None), getattr(y, "index", None)

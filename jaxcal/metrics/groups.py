@@ -9,6 +9,8 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray
 
 from jaxcal import _checks, _programs
 from jaxcal.distributions import Distribution
+from jaxcal.frames.columns import Columns
+from jaxcal.frames.layout import Table
 from jaxcal.frames.preprocessing import Standardizer
 from jaxcal.functional import linalg, scores
 from jaxcal.metrics._common import Ends, OfRows, Scalar, Weights, as_targets, groups_of, map_groups, share_inside
@@ -49,7 +51,7 @@ def _worst_coverage(y: OfRows, ends: Ends, number: Int[ArrayLike, " n"], weights
 
 
 def worst_slab_coverage(
-    x: ArrayLike,
+    x: Table,
     y: ArrayLike,
     distribution: Distribution,
     *,
@@ -65,7 +67,7 @@ def worst_slab_coverage(
     that covers equally often everywhere has the coverage of its level in the mean. An interval that does not has less.
 
     Args:
-        x: inputs [n, d]; a vector [n] is one column.
+        x: inputs [n, d], or a data frame (`jaxcal.frames`), whose labels are indicators; a vector [n] is one column.
         y: targets [n].
         distribution: predictions of n rows.
         confidence_level: of the interval.
@@ -90,7 +92,8 @@ def worst_slab_coverage(
         True
     """
     y = as_targets(y, distribution)
-    x = _checks.as_matrix("x", x, length=y.shape[0])
+    x = Columns.of(x)(x)
+    _checks.check_length("x", x, y.shape[0])
     _checks.check_key(key)
     _checks.check_fraction("fraction", fraction)
     _checks.check_at_least("num_directions", num_directions, 0)

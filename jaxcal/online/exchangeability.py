@@ -18,6 +18,8 @@ from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 from jaxcal import _checks, _programs
 from jaxcal._extras import needed
 from jaxcal.distributions import Distribution
+from jaxcal.frames.columns import Columns
+from jaxcal.frames.layout import Table, is_frame, num_rows, stacked
 from jaxcal.functional.martingales import p_values
 from jaxcal.online import martingales
 from jaxcal.online._base import signed_errors
@@ -177,8 +179,8 @@ def exponential(log_value: float) -> str:
 
 
 def check_inputs(
-    x: ArrayLike,
-    new_x: ArrayLike,
+    x: Table,
+    new_x: Table,
     *,
     key: PRNGKeyArray,
     classifier: Any = None,
@@ -202,8 +204,8 @@ def check_inputs(
     trained on the other folds cannot recognize them. The variance is at least the variance of independent groups.
 
     Args:
-        x: inputs of the calibration rows [L, d]; a vector [L] is one column.
-        new_x: inputs of the new rows [n, d].
+        x: inputs of the calibration rows [L, d], or a data frame (`jaxcal.frames`); a vector [L] is one column.
+        new_x: inputs of the new rows [n, d], or a frame with the columns of x. Labels become indicators.
         key: random key for the folds, the order of equal scores, and the default classifier.
         classifier: any classifier of scikit-learn with `decision_function` or `predict_proba`; None for extremely
             randomized trees.
@@ -222,7 +224,8 @@ def check_inputs(
         ImportError: if scikit-learn is not installed.
         TypeError: if x or new_x is traced.
         ValueError: if x or new_x is empty, not finite or of the wrong shape. Also if there are fewer rows or groups of
-            either kind than 2 * folds, or if only one of `groups` and `new_groups` is given.
+            either kind than 2 * folds, or if only one of `groups` and `new_groups` is given. Also if
+            only one of x and new_x is a frame, or the frames differ in columns.
 
     Source: Lopez-Paz and Oquab, Revisiting classifier two-sample tests, ICLR 2017, on classifiers as two-sample tests;
     Mann and Whitney, Annals of Mathematical Statistics 18 (1947), on the mean and the variance.
@@ -241,9 +244,7 @@ def check_inputs(
         raise TypeError("check_inputs needs values: it runs outside jit, vmap and grad.")
     _checks.check_fraction("significance", significance)
     _checks.check_at_least("folds", folds, 2)
-    x, new_x = _checks.as_matrix("x", x), _checks.as_matrix("new_x", new_x)
-    _checks.check_columns("new_x", new_x, x.shape[1], "the calibration rows have")
-    rows, is_new = np.concatenate([x, new_x]), np.repeat([False, True], [len(x), len(new_x)])
+    rows, is_new = _all_rows(x, new_x)
     groups = _groups(rows, is_new, groups, new_groups)
     for name, kind in (("x", ~is_new), ("new_x", is_new)):
         number = len(np.unique(groups[kind]))
@@ -265,8 +266,8 @@ def check_inputs(
     return InputCheck(
         auc=wins / pairs if pairs else 0.5,
         p_value=math.erfc(z / math.sqrt(2)) / 2,
-        num_calibration=len(x),
-        num_new=len(new_x),
+        num_calibration=int((~is_new).sum()),
+        num_new=int(is_new.sum()),
         significance=float(significance),
     )
 
@@ -342,6 +343,21 @@ def _rank_statistic(
     excess = float(parts.sum())
     # Mann-Whitney: `U = excess + m (N - m) / 2` and `Var U = m (N - m) (N + 1) / 12`, for m new rows among N.
     return _RankStatistic(excess + pairs / 2, pairs, excess, pairs * (size + 1) / 12, float((group_sums**2).sum()))
+
+
+def _all_rows(x: Table, new_x: Table) -> tuple[np.ndarray, np.ndarray]:
+    """The rows of both kinds as numbers, and which are new.
+
+    What labels and missing values become depends on all rows alike: otherwise it would say which of them are new.
+    """
+    if is_frame(x) or is_frame(new_x):
+        both, number = stacked(x, new_x), num_rows(x)
+        rows = np.asarray(Columns.of(both)(both))
+    else:
+        x, new_x = _checks.as_matrix("x", x), _checks.as_matrix("new_x", new_x)
+        _checks.check_columns("new_x", new_x, x.shape[1], "the calibration rows have")
+        rows, number = np.concatenate([x, new_x]), len(x)
+    return rows, np.arange(len(rows)) >= number
 
 
 def _groups(rows: np.ndarray, is_new: np.ndarray, groups: ArrayLike | None, new_groups: ArrayLike | None) -> np.ndarray:

@@ -52,6 +52,10 @@ _OF_CV_PLUS = (
     "method='cv+' needs a predictor, and neither recalibrate nor by: its guarantee is for the models of the folds "
     "themselves, with their absolute errors, and not for a predictor that is chosen by these errors."
 )
+_OF_TRACERS = (
+    "pipeline.fit decides on the host, by known values, but x, y, weights or key is traced. Call it outside jit, vmap "
+    "and grad. Map the fit of a method instead, such as jc.mlp.fit, or run many pipelines by jaxcal.sweep."
+)
 
 
 def fit(
@@ -120,7 +124,7 @@ def fit(
             With 501 to 4,999 rows there are ten folds in place of five, if the time seems to suffice. `fitted.recipe`
             holds what was fitted, and `predictor=fitted.recipe` repeats the fit without a time limit. A fit of the
             user's own function is not interrupted, and neither is the last fit to all rows.
-        key: random key.
+        key: random key. It is known, as all arguments are: the fit does not run under `jit`, `vmap` or `grad`.
 
     Warns:
         UserWarning: if rows are repeated, or errors of neighboring rows are correlated. Out-of-fold errors are then too
@@ -129,13 +133,13 @@ def fit(
     Raises:
         TimeoutError: if the time limit passes before any pair is fitted to all folds.
         TypeError: if a step is not a function, or the predictor is neither a function nor an object with fit and
-            predict. Also if key is no random key.
+            predict. Also if key is no random key, or if x, y, weights or key is traced.
         ValueError: if x or y is empty or of the wrong shape, or y is not finite. Also if there are fewer rows or groups
             than folds. Also if calibrators or "prefit" come without a single predictor. Also if given folds hold out a
             row several times, train on a row that they hold out, or come with groups. Also if CV+ comes without a
             predictor, or with `recalibrate` or `by`. Also if weights come without a predictor that takes them, or `by`
-            without a last step that takes groups. Also if a step refuses x: steps of jaxcal refuse an array that is not
-            finite.
+            without a last step that takes groups. Also if a step refuses x: steps of jaxcal refuse an array that is
+            infinite. Also if a group of `by` has fewer than two held-out rows, or all of them in one fold.
 
     Example:
         >>> import jax, numpy as np, jaxcal as jc
@@ -152,6 +156,8 @@ def fit(
         True
     """
     began = time.monotonic()
+    if _checks.is_traced(x, y, weights, key):
+        raise TypeError(_OF_TRACERS)
     _checks.check_key(key)
     if time_limit is not None:
         _checks.check_positive("time_limit", time_limit)
@@ -185,6 +191,7 @@ def fit(
         keys=(last_key, chain_key, folds_key),
         deadline=None if time_limit is None else began + time_limit,
     )
+    plan.by.check_rows(x, plan.division)
     if choice is None and learns:
         choice = Choice([(predictor, calibrators)], combines=True, folds=folds)
     try:
@@ -203,8 +210,10 @@ def _last_step(recalibrate: Callable | str | None, method: Method, by: Any) -> t
     conformal calibration.
 
     Raises:
-        ValueError: if it is a string other than "auto".
+        ValueError: if it is a string other than "auto", or None where there are groups.
     """
+    if recalibrate is None and by is not None:
+        raise ValueError("by: recalibrate=None is no last step, which groups are for; jaxcal.conformal.fit takes them.")
     if not isinstance(recalibrate, str):
         return recalibrate, False
     _checks.check_choice("recalibrate", recalibrate, ("auto",))

@@ -48,11 +48,19 @@ class Combination(eqx.Module):
 
     def __call__(self, x: Table) -> SmoothQuantiles:
         """The distribution of every row."""
-        return self.combiner(x, [chain(x) for chain in self.chains])
+        return self.combiner(x, self._predictions(x))
 
     def means(self, x: Table) -> Float[Array, " n"]:
         """The weighted means of the chains; the means of the distributions also include the skewness of the errors."""
-        return jnp.asarray(self.combiner.weights @ _means([chain(x) for chain in self.chains]))
+        return self.combiner.means(self._predictions(x))
+
+    def with_means(self, x: Table) -> tuple[SmoothQuantiles, Float[Array, " n"]]:
+        """The distributions, and `means`; every chain predicts once."""
+        predictions = self._predictions(x)
+        return self.combiner(x, predictions), self.combiner.means(predictions)
+
+    def _predictions(self, x: Table) -> list[Distribution]:
+        return [chain(x) for chain in self.chains]
 
     def __str__(self) -> str:
         """The weights, the largest first, and the growth of the error without each predictor."""
@@ -134,6 +142,10 @@ class Combiner(eqx.Module):
         """The distribution of every row, from its inputs and the predictions [n] of each predictor."""
         means = _means(predictions)
         return self.errors(_predicted(self.inputs(x), predictions, means, self.weights @ means))
+
+    def means(self, predictions: Sequence[Distribution]) -> Float[Array, " n"]:
+        """The weighted means of the predictions of each predictor [n]."""
+        return jnp.asarray(self.weights @ _means(predictions))
 
 
 def _means(predictions: Sequence[Distribution]) -> Float[AnyArray, "m n"]:

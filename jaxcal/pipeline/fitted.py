@@ -79,10 +79,7 @@ class Pipeline(eqx.Module):
             ValueError: if x has other columns than in the fit. Also if labels are missing, or are given without groups.
         """
         x = self.layout(x)
-        if isinstance(self.chain, JackknifePlus):
-            return self.chain(x)
-        prediction = self.chain(x)
-        return prediction if self.last is None else self.last(x, prediction, **self.by.of_new_rows(by))
+        return self._after_last(x, self.chain(x), by)
 
     def means(self, x: Table, *, by: Series | None = None) -> Float[Array, " n"]:
         """The means of rows [n], by the predictors alone if their errors are learned; arguments as of the call.
@@ -93,6 +90,18 @@ class Pipeline(eqx.Module):
             return self(x, by=by).mean
         self.by.of_new_rows(by)  # which checks them
         return self.chain.means(self.layout(x))
+
+    def with_means(self, x: Table, *, by: Series | None = None) -> tuple[Distribution, Float[Array, " n"]]:
+        """The distributions and `means`, arguments as of the call; every predictor predicts once."""
+        if not isinstance(self.chain, Combination):
+            forecast = self(x, by=by)
+            return forecast, forecast.mean
+        x = self.layout(x)
+        prediction, means = self.chain.with_means(x)
+        return self._after_last(x, prediction, by), means
+
+    def _after_last(self, x: Table, prediction: Distribution, by: Series | None) -> Distribution:
+        return prediction if self.last is None else self.last(x, prediction, **self.by.of_new_rows(by))
 
     @property
     def out_of_fold(self) -> Distribution:

@@ -21,10 +21,11 @@ from jaxcal.distributions import Distribution
 from jaxcal.fitted_models import as_distribution, is_model, untouched
 from jaxcal.fitted_models import as_prediction as as_prediction
 from jaxcal.frames.columns import Categorical, Columns
-from jaxcal.frames.labels import ColumnLabels
+from jaxcal.frames.labels import ColumnLabels, StdBins
 from jaxcal.frames.layout import Series, Table, as_table, check_same_index, is_frame, num_rows
 from jaxcal.gp import Exact, Nearest, Sparse, Stochastic
 from jaxcal.gp.process import HoldsProcess
+from jaxcal.pipeline.methods import Division
 from jaxcal.predictors import _tree_arrays
 
 _INFERENCES = {"exact": Exact, "sparse": Sparse, "nearest": Nearest, "stochastic": Stochastic}
@@ -327,6 +328,23 @@ class Groups(eqx.Module):
     def without_labels(self) -> "Groups":
         """The source of the groups, which is all that new rows need."""
         return Groups(self.source, None)
+
+    def check_rows(self, x: Table, division: Division) -> None:
+        """Raise ValueError if the held-out rows of a group are all in one part, since other parts calibrate it."""
+        if self.source is None or isinstance(self.source, StdBins):  # bins of predictions, which are not known yet
+            return
+        given = self.source(x) if self.labels is None else self.labels
+        labels, number = np.unique(_checks.as_labels("by", given, num_rows(x)), return_inverse=True)
+        held_out = number[division.rows]
+        sizes = np.stack([np.bincount(held_out[part], minlength=len(labels)) for part in division.parts])
+        too_few = (sizes > 0).sum(axis=0) < 2
+        if too_few.any():
+            size = int(sizes.sum(axis=0)[too_few][0])
+            raise ValueError(
+                f"by: the group {labels[too_few][0].item()!r} needs at least 2 held-out rows, in different folds; it "
+                f"has {size}{', all in one fold' if size > 1 else ''}. Give more rows, or put it together with another "
+                "group."
+            )
 
     def told(self, fit: Callable) -> Callable:
         """The fit of the last step, with the source as its argument if the source is a function.

@@ -2,12 +2,15 @@
 
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import ArrayLike
 
 from jaxcal import _checks
 from jaxcal.distributions import Distribution
+from jaxcal.frames.layout import Layout, Table, is_frame
+from jaxcal.frames.values import numbers_in
 from jaxcal.plots import _style
 from jaxcal.plots._style import Axes, Interval
 
@@ -76,7 +79,7 @@ def intervals(
 
 
 def prediction_band(
-    x: ArrayLike,
+    x: Table,
     distribution: Distribution,
     *,
     y: ArrayLike | None = None,
@@ -91,7 +94,7 @@ def prediction_band(
     arrows. The legend gives the number of rows with an infinite band.
 
     Args:
-        x: the places of the predictions [n], in any order.
+        x: the places of the predictions [n], in any order; or a data frame with one column.
         distribution: predictions of n rows.
         y: targets [n], if there are any.
         confidence_levels: levels of the intervals.
@@ -112,7 +115,7 @@ def prediction_band(
         ['80 % interval', 'predicted mean']
     """
     number = _style.number_of_rows(distribution)
-    places = np.asarray(_checks.as_vector("x", x, length=number))
+    places = np.asarray(_checks.as_vector("x", _only_column(x), length=number))
     targets = None if y is None else _style.as_targets(y, distribution)
     levels, bounds = _intervals_of(distribution, confidence_levels)
     rows = np.argsort(places, kind="stable")
@@ -138,6 +141,16 @@ def prediction_band(
     ax.set_xlim(*_style.limits(places))
     _style.finish(ax, "x", "target", frame)
     return ax
+
+
+def _only_column(x: Table) -> Any:
+    """The column of a frame that has no other; what is no frame as it is."""
+    if not is_frame(x):
+        return x
+    names = Layout.of(x).names or ()
+    if len(names) != 1:
+        raise ValueError(f"x has {len(names)} columns, {', '.join(names)}: give the one that the picture is over.")
+    return numbers_in(x, names[0])
 
 
 def _intervals_of(distribution: Distribution, confidence_levels: Sequence[float]) -> tuple[list[float], list[Interval]]:

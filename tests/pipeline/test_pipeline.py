@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -507,6 +508,7 @@ def test_infinite_errors_of_all_folds_are_one_warning(method, rng):
         ({"by": np.arange(29)}, ValueError, r"by must have shape \(30,\), a label for each row"),
         ({"by": "kind"}, ValueError, "by='kind' names a column, but x is no data frame"),
         ({"by": np.arange(30) % 2, "recalibrate": jc.rio.fit}, ValueError, "the last step rio takes no groups"),
+        ({"by": np.arange(30) % 2, "recalibrate": None}, ValueError, "recalibrate=None is no last step"),
         ({"by": np.arange(30) % 2, "method": "cv+"}, ValueError, "neither recalibrate nor by"),
         ({"predictor": jc.mlp}, TypeError, "did you mean jaxcal.predictors.mlp.fit"),
         ({"predictor": None, "calibrators": [jc.rio.fit]}, ValueError, "need a predictor"),
@@ -523,3 +525,44 @@ def test_mistakes_are_named(options, error, message):
     x = np.arange(30.0)
     with pytest.raises(error, match=message):
         jc.pipeline.fit(**({"x": x, "y": x, "predictor": fit_line, "key": KEY} | options))
+
+
+def no_fit(x, y):
+    raise AssertionError("fitted in spite of the mistake")
+
+
+@pytest.mark.parametrize("is_function", [False, True])
+@pytest.mark.parametrize(
+    ("method", "size", "found"),
+    [
+        ("folds", 1, "it has 1. Give more rows"),
+        (Folds(folds=[range(15), range(15, 30)]), 3, "it has 3, all in one fold. Give more rows"),
+        (Split(folds=2), 1, "it has [01]. Give more rows"),
+        (Prefit(), 1, "it has 1. Give more rows"),
+    ],
+    ids=str,
+)
+def test_a_group_with_too_few_rows_is_named_before_anything_is_fitted(method, size, found, is_function):
+    x = np.arange(30.0)
+    of_rows = lambda x: np.where(np.asarray(x).ravel() < size, "small", "large")
+    by = of_rows if is_function else of_rows(x)
+    with pytest.raises(ValueError, match=f"the group 'small' needs at least 2 held-out rows, in different .*; {found}"):
+        jc.pipeline.fit(x, x, predictor=no_fit, method=method, by=by, key=KEY)
+
+
+X = np.linspace(0, 1, 30)
+
+
+@pytest.mark.parametrize(
+    "transformed",
+    [
+        lambda: eqx.filter_vmap(lambda key: jc.pipeline.fit(X, X, predictor=no_fit, key=key))(jax.random.split(KEY, 2)),
+        lambda: eqx.filter_vmap(lambda y: jc.pipeline.fit(X, y, predictor=no_fit, key=KEY))(np.stack([X, X])),
+        lambda: jax.jit(lambda x: jc.pipeline.fit(x, X, predictor=no_fit, key=KEY)(x).mean)(X),
+        lambda: jax.grad(lambda w: jc.pipeline.fit(X, X, predictor=no_fit, weights=w, key=KEY)(X).mean[0])(X),
+    ],
+    ids=["key", "y", "x", "weights"],
+)
+def test_a_fit_under_a_transformation_says_what_to_map(transformed):
+    with pytest.raises(TypeError, match=r"^pipeline\.fit decides on the host.* is traced.* Map the fit of a method"):
+        transformed()

@@ -1,10 +1,11 @@
 """The coverage of an interval, guaranteed or measured, and how much it varies by chance.
 
-Let the calibration rows and a new row be exchangeable. The L sorted scores of the calibration rows leave L + 1 places
-for the score of the new row, and all are equally likely: an interval that contains r of them covers the new row with
-probability r / (L + 1). That is an average over calibration sets. Of one set of independent rows, the interval covers a
-fraction of all new rows that follows a Beta distribution (Vovk 2012, "Conditional validity of inductive conformal
-predictors").
+Let the calibration rows and a new row be exchangeable: their joint distribution does not depend on their order. The
+printed guarantees say that the new row is "drawn like" the others. The L sorted scores of the calibration rows leave
+L + 1 places for the score of the new row, and all are equally likely. So an interval that contains r of them covers the
+new row with probability r / (L + 1). That is an average over calibration sets. The interval of one set of independent
+rows covers a fraction of all new rows that follows a Beta distribution (Vovk 2012, "Conditional validity of inductive
+conformal predictors").
 """
 
 import dataclasses
@@ -33,7 +34,7 @@ class Guarantee:
     Example:
         >>> guarantee = Guarantee.of(0.9, 100, "symmetric")
         >>> print(guarantee)
-        The 90 % interval covers a new row with probability 90.1 %, if that row is exchangeable with the 100 calibration
+        The 90 % interval covers a new row with probability 90.1 %, if that row is drawn like the 100 calibration
         rows. Depending on which 100 these were, it covers between 84.8 % and 94.5 % of all new rows (in 9 of 10 cases).
     """
 
@@ -133,12 +134,12 @@ class Guarantee:
             return (
                 f"The {level} interval covers a new row with probability {nested}, estimated by the {self.widened_to} "
                 f"of {rows} calibration rows that it covers: it is widened to contain the intervals of lower levels. "
-                f"{100 * self.coverage:.1f} % at least are guaranteed, if that row is exchangeable with these."
+                f"{100 * self.coverage:.1f} % at least are guaranteed, if that row is drawn like these."
             )
         return (
             f"The {level} interval covers a new row with probability {at_least}{100 * self.coverage:.1f} %, if that "
-            f"row is exchangeable with the {rows} calibration rows. Depending on which {rows} these were, it covers "
-            f"between {low} and {high} of all new rows (in 9 of 10 cases)."
+            f"row is drawn like the {rows} calibration rows. Depending on which {rows} these were, it covers between "
+            f"{low} and {high} of all new rows (in 9 of 10 cases)."
         )
 
 
@@ -166,7 +167,7 @@ class WorstCaseGuarantee:
     Example:
         >>> print(WorstCaseGuarantee(0.9, 1000, 10))
         The 90 % interval covers a new row with probability 78.2 % at least, whatever the model and the data, if that
-        row is exchangeable with the 1000 calibration rows. It is about 90 % where models that were fitted without
+        row is drawn like the 1000 calibration rows. It is about 90 % where models that were fitted without
         different rows predict nearly the same.
     """
 
@@ -222,7 +223,7 @@ class WorstCaseGuarantee:
             return f"In the worst case no coverage of the {level} interval is guaranteed. {typical}"
         return (
             f"The {level} interval covers a new row with probability {100 * self.coverage:.1f} % at least, whatever "
-            f"the model and the data, if that row is exchangeable with the {rows} calibration rows. {typical}"
+            f"the model and the data, if that row is drawn like the {rows} calibration rows. {typical}"
         )
 
 
@@ -287,7 +288,7 @@ class ConditionalGuarantee:
     Example:
         >>> print(ConditionalGuarantee(0.9, 500, 4))
         The 90 % interval covers a new row with probability 90 % or more in every group of rows whose indicator is a
-        combination of the 4 features, and in all, if that row is exchangeable with the 500 calibration rows. Likewise
+        combination of the 4 features, and in all, if that row is drawn like the 500 calibration rows. Likewise
         where inputs are distributed otherwise, if their density over that of the calibration inputs is a combination of
         the features, and the targets depend on the inputs as before.
     """
@@ -331,7 +332,7 @@ class ConditionalGuarantee:
         return (
             f"The {level} interval covers a new row with probability {level}{'' if self.randomized else ' or more'} in "
             f"every group of rows whose indicator is a combination of {features}, and in all, if that row is "
-            f"exchangeable with the {self.num_calibration} calibration rows. Likewise where inputs are distributed "
+            f"drawn like the {self.num_calibration} calibration rows. Likewise where inputs are distributed "
             "otherwise, if their density over that of the calibration inputs is a combination of the features, and the "
             "targets depend on the inputs as before."
         )

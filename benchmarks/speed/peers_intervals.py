@@ -1,9 +1,9 @@
 """Intervals of 90 % in jaxcal, MAPIE and crepes: `python benchmarks/speed/peers_intervals.py`.
 
 MAPIE and crepes are dependencies of the extra `benchmarks`. All put intervals around the same boosted trees of
-scikit-learn, for the same new rows. "Split": three quarters of the rows fit the trees, and the absolute errors of the
-others calibrate them. "CV+": five models are fitted without a fifth of the rows each; the folds are each library's own,
-and crepes has no such method. "The trees alone" fits the same models and predicts the same rows, without intervals.
+scikit-learn, for the same new rows. In "split" three quarters of the rows fit the trees, and the absolute errors of the
+others calibrate them. In "CV+" five models are fitted without a fifth of the rows each. Each library has its own folds,
+and crepes has no such method. The trees alone fit the same models and predict the same rows, without intervals.
 
 Cold is a process from its start to its first intervals: Python, imports, data, fits and, in jaxcal, compilation, with
 no compiled program on disk. Warm is the same again in that process, but for the fit of the trees in "split". Each

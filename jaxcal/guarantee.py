@@ -1,6 +1,7 @@
 """The coverage of an interval, guaranteed or measured, and how much it varies by chance.
 
-Let the calibration rows and a new row be exchangeable. Between the L sorted scores of the calibration rows there are
+Let the calibration rows and a new row be exchangeable: their joint distribution does not depend on their order. The
+printed guarantees say that the new row is "drawn like" the others. Between the L sorted scores of the calibration rows there are
 L + 1 places for the score of the new row. All places are equally likely. So an interval that contains r places covers
 the new row with probability r / (L + 1). This probability is an average over calibration sets. For one calibration set
 of independent rows, the interval covers a certain fraction of all new rows. This fraction follows a Beta distribution
@@ -33,7 +34,7 @@ class Guarantee:
     Example:
         >>> guarantee = Guarantee.of(0.9, 100, "symmetric")
         >>> print(guarantee)
-        The 90 % interval covers a new row with probability 90.1 %, if that row is exchangeable with the 100 calibration
+        The 90 % interval covers a new row with probability 90.1 %, if that row is drawn like the 100 calibration
         rows. Depending on which 100 these were, it covers between 84.8 % and 94.5 % of all new rows (in 9 of 10 cases).
     """
 
@@ -138,12 +139,12 @@ class Guarantee:
             return (
                 f"The {level} interval covers a new row with probability {nested}, estimated by the {self.widened_to} "
                 f"of {rows} calibration rows that it covers: it is widened to contain the intervals of lower levels. "
-                f"{100 * self.coverage:.1f} % at least are guaranteed, if that row is exchangeable with these."
+                f"{100 * self.coverage:.1f} % at least are guaranteed, if that row is drawn like these."
             )
         return (
             f"The {level} interval covers a new row with probability {at_least}{100 * self.coverage:.1f} %, if that "
-            f"row is exchangeable with the {rows} calibration rows. Depending on which {rows} these were, it covers "
-            f"between {low} and {high} of all new rows (in 9 of 10 cases)."
+            f"row is drawn like the {rows} calibration rows. Depending on which {rows} these were, it covers between "
+            f"{low} and {high} of all new rows (in 9 of 10 cases)."
         )
 
 
@@ -175,7 +176,7 @@ class WorstCaseGuarantee:
     Example:
         >>> print(WorstCaseGuarantee(0.9, 1000, 10))
         The 90 % interval covers a new row with probability 78.2 % at least, whatever the model and the data. This holds
-        if that row is exchangeable with the 1000 calibration rows. It is about 90 % where models that were fitted
+        if that row is drawn like the 1000 calibration rows. It is about 90 % where models that were fitted
         without different rows predict nearly the same.
     """
 
@@ -231,7 +232,7 @@ class WorstCaseGuarantee:
             return f"In the worst case no coverage of the {level} interval is guaranteed. {typical}"
         return (
             f"The {level} interval covers a new row with probability {100 * self.coverage:.1f} % at least, whatever "
-            f"the model and the data. This holds if that row is exchangeable with the {rows} calibration rows. "
+            f"the model and the data. This holds if that row is drawn like the {rows} calibration rows. "
             f"{typical}"
         )
 
@@ -297,7 +298,7 @@ class ConditionalGuarantee:
     Example:
         >>> print(ConditionalGuarantee(0.9, 500, 4))
         The 90 % interval covers a new row with probability 90 % or more in every group of rows whose indicator is a
-        combination of the 4 features. The same holds for all rows together. That row must be exchangeable with the 500
+        combination of the 4 features. The same holds for all rows together. That row must be drawn like the 500
         calibration rows. It may also have another distribution of the inputs, if its density over the density of the
         calibration inputs is a combination of the features. Then the targets must depend on the inputs as before.
     """
@@ -341,7 +342,7 @@ class ConditionalGuarantee:
         return (
             f"The {level} interval covers a new row with probability {level}{'' if self.randomized else ' or more'} in "
             f"every group of rows whose indicator is a combination of {features}. The same holds for all rows "
-            f"together. That row must be exchangeable with the {self.num_calibration} calibration rows. It may also "
+            f"together. That row must be drawn like the {self.num_calibration} calibration rows. It may also "
             "have another distribution of the inputs, if its density over the density of the calibration inputs is a "
             "combination of the features. Then the targets must depend on the inputs as before."
         )

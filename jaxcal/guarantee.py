@@ -1,11 +1,11 @@
 """The coverage of an interval, guaranteed or measured, and how much it varies by chance.
 
 Let the calibration rows and a new row be exchangeable: their joint distribution does not depend on their order. The
-printed guarantees say that the new row is "drawn like" the others. Between the L sorted scores of the calibration rows there are
-L + 1 places for the score of the new row. All places are equally likely. So an interval that contains r places covers
-the new row with probability r / (L + 1). This probability is an average over calibration sets. For one calibration set
-of independent rows, the interval covers a certain fraction of all new rows. This fraction follows a Beta distribution
-(Vovk 2012, "Conditional validity of inductive conformal predictors").
+printed guarantees say that the new row is "drawn like" the others. Between the L sorted scores of the calibration rows
+there are L + 1 places for the score of the new row. All places are equally likely. So an interval that contains r
+places covers the new row with probability r / (L + 1). This probability is an average over calibration sets. For one
+calibration set of independent rows, the interval covers a certain fraction of all new rows. This fraction follows a
+Beta distribution (Vovk 2012, "Conditional validity of inductive conformal predictors").
 """
 
 import dataclasses

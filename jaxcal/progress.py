@@ -75,7 +75,7 @@ class Progress(NamedTuple):
 Callback = Callable[[Progress], Any]
 
 
-class _Setting(NamedTuple):
+class _Listeners(NamedTuple):
     """The callback, and the work that is running."""
 
     callback: Callback | None
@@ -86,8 +86,8 @@ def _show(_: Progress) -> None:
     """The default callback: it stands for a bar, if a bar can be shown."""
 
 
-_DEFAULT = _Setting(_show, None)
-_setting: ContextVar[_Setting] = ContextVar("jaxcal.progress", default=_DEFAULT)
+_DEFAULT = _Listeners(_show, None)
+_setting: ContextVar[_Listeners] = ContextVar("jaxcal.progress", default=_DEFAULT)
 
 
 @contextmanager
@@ -109,7 +109,7 @@ def to(callback: Callback | None) -> Iterator[None]:
         >>> with jc.progress.to(None):
         ...     network = jc.mlp.fit(x, x**2, key=jax.random.key(0), max_epochs=5)
     """
-    token = _setting.set(_Setting(callback, None))
+    token = _setting.set(_Listeners(callback, None))
     try:
         yield
     finally:
@@ -184,11 +184,11 @@ def work(label: str, total: int | None, *values: Any, done: int = 0) -> Iterator
         return
     bar = None
     if setting.callback is _show and setting.outer is None:
-        bar = _Bar() if _can_show() else None
-        setting = _Setting(bar, None)
+        bar = _TqdmBar() if _can_show() else None
+        setting = _Listeners(bar, None)
     going_on = Work(label, total, setting.callback, setting.outer)
     going_on.done = done
-    token = _setting.set(_Setting(setting.callback, going_on))
+    token = _setting.set(_Listeners(setting.callback, going_on))
     try:
         going_on._tell()
         yield going_on
@@ -212,7 +212,7 @@ def _can_show() -> bool:
     return is_notebook or (sys.stderr is not None and sys.stderr.isatty())
 
 
-class _Bar:
+class _TqdmBar:
     """A bar of tqdm, which appears when the work has taken long enough."""
 
     def __init__(self):

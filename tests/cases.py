@@ -200,7 +200,7 @@ def base_in_units(x, mean, unit):
 def fit_sharp_gp(x, mean, y, **options):
     """Of two calibration rows after each training row."""
     rest = lambda rows: rows[np.arange(len(rows)) % 3 > 0]
-    options = {"x_train": x[::3], "y_train": y[::3], "kernel": sharp_gp.Kernel(1.0, 0.1), **options}
+    options = {"x_train": x[::3], "y_train": y[::3], "kernel": sharp_gp.KernelAndNoise(1.0, 0.1), **options}
     return sharp_gp.fit(rest(x), Point(rest(mean)), rest(y), **options)
 
 

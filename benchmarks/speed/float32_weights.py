@@ -21,7 +21,7 @@ from _common import fastest, provenance, tell
 import jaxcal as jc
 from jaxcal._numpy import as_numpy
 from jaxcal.gp import device, host
-from jaxcal.gp.model import Data, Found, posterior
+from jaxcal.gp.model import Data, SearchResult, posterior
 
 NAMES = "election", "energy_heating", "kin8nm", "grid_stability", "gpu_sgemm"
 
@@ -52,7 +52,9 @@ def measured(name: str, number: int) -> str:
     fitted = jc.gaussian_process.fit(x[:n], y[:n], inference=jc.gp.Exact(tolerance=0.5))
     process, test = fitted.process, fitted.x_scaler(jnp.asarray(x[n : n + 500]))
     data = Data(process.points, fitted.y_scaler(jnp.asarray(y[:n])))
-    found = Found(process.model, process.evidence, process.iterations, process.result, process.failed_initial_values)
+    found = SearchResult(
+        process.model, process.evidence, process.iterations, process.result, process.failed_initial_values
+    )
     right = host.concluded(*as_numpy((found, data, process.jitter))).posterior.weights
 
     plain, fast = fastest(lambda: posterior(found.model, data, process.jitter), 1)

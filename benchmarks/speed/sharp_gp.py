@@ -49,7 +49,7 @@ def gradients(repeats: int) -> Iterator[str]:
     rng = np.random.default_rng(0)
     x, at = (jnp.asarray(rng.normal(size=(rows, NUM_COLUMNS))) for rows in (NUM_TRAIN, NUM_CALIBRATION))
     errors, leave_one_out_errors = (jnp.asarray(rng.normal(size=rows)) for rows in (NUM_CALIBRATION, NUM_TRAIN))
-    problem = widths.Problem(x, jnp.asarray(NOISE), errors, at)
+    problem = widths.WidthData(x, jnp.asarray(NOISE), errors, at)
     start, level = jnp.full(NUM_COLUMNS, -1.0), jnp.asarray(LEVEL)
 
     def by_autodiff(log_scale, level):

@@ -139,12 +139,12 @@ class WideProcess(NamedTuple):
 
     @property
     def lengthscale(self) -> jax.Array:
-        """As of `jc.sharp_gp.Kernel`."""
+        """As of `jc.sharp_gp.KernelAndNoise`."""
         return jnp.exp(self.log_lengthscale)
 
     @property
     def noise_ratio(self) -> jax.Array:
-        """As of `jc.sharp_gp.Kernel`."""
+        """As of `jc.sharp_gp.KernelAndNoise`."""
         return NOISE / jnp.exp(self.log_variance)
 
 

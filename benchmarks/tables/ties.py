@@ -117,7 +117,7 @@ BASES = {
 def _fit_sharp_gp(x, base, y):
     rng = np.random.default_rng(0)
     x_train = rng.uniform(size=(60, x.shape[1]))
-    kernel = jc.sharp_gp.Kernel(0.5, 0.1)
+    kernel = jc.sharp_gp.KernelAndNoise(0.5, 0.1)
     return jc.sharp_gp.fit(x, base, y, x_train=x_train, y_train=rng.normal(size=60), kernel=kernel)
 
 

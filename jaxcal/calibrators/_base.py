@@ -30,7 +30,7 @@ _CONFIDENCE_LEVELS = (0.5, 0.8, 0.9, 0.95)
 FINE_LEVELS = tuple(step / 200 for step in range(1, 200))
 
 
-class Rows(NamedTuple):
+class CalibrationData(NamedTuple):
     """Inputs, the model's means and targets."""
 
     x: Float[Array, "n d"]
@@ -38,7 +38,7 @@ class Rows(NamedTuple):
     y: Float[Array, " n"]
 
 
-def checked_rows(x: Table, base: Distribution, y: Series, categorical: Categorical) -> tuple[Columns, Rows]:
+def checked_rows(x: Table, base: Distribution, y: Series, categorical: Categorical) -> tuple[Columns, CalibrationData]:
     """The columns of x and checked rows, for methods that use the inputs and, of `base`, only the mean.
 
     Raises:
@@ -47,7 +47,7 @@ def checked_rows(x: Table, base: Distribution, y: Series, categorical: Categoric
     """
     columns, x, y = as_data(x, y, categorical, at_least=1)
     check_base(base, y.shape[0])
-    return columns, Rows(x, base.mean, y)
+    return columns, CalibrationData(x, base.mean, y)
 
 
 def rows_that_count(rows: R, weights: Float[Array, " n"] | None) -> tuple[R, Float[Array, " m"] | None]:

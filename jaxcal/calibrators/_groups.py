@@ -41,7 +41,7 @@ _LACKS_WEIGHTS = "the calibrator was fitted with weights: give the weights of th
 _NO_WEIGHTS = "weights have no effect: the calibrator was fitted without."
 
 
-class Given(NamedTuple):
+class CalibratorArguments(NamedTuple):
     """The arguments about rows that a calibrator gets: predictions, and inputs, labels and weights or None."""
 
     x: Table | None
@@ -64,7 +64,7 @@ class _Function(eqx.Module):
         return self.function(x)
 
 
-class Groups(eqx.Module):
+class GroupLabels(eqx.Module):
     """The labels of groups, and where they come from.
 
     Attributes:
@@ -77,7 +77,9 @@ class Groups(eqx.Module):
     by: eqx.Module | None
 
     @classmethod
-    def of(cls, x: Table | None, base: Distribution, by: Labels | None, length: int) -> tuple["Groups", np.ndarray]:
+    def of(
+        cls, x: Table | None, base: Distribution, by: Labels | None, length: int
+    ) -> tuple["GroupLabels", np.ndarray]:
         """The groups of calibration rows, and the number of each row's group [length].
 
         Raises:
@@ -154,7 +156,7 @@ class CalibrationGroups(eqx.Module):
             without partial pooling.
     """
 
-    groups: Groups
+    groups: GroupLabels
     sizes: Int[Array, " groups"]
     effective: Float[Array, " groups"]
     weights: Callable | None = eqx.field(static=True)
@@ -162,7 +164,7 @@ class CalibrationGroups(eqx.Module):
     pooling: Float[Array, ""] | None = None
 
     @classmethod
-    def of(cls, arguments: Given, dtype: np.dtype) -> tuple["CalibrationGroups", "Rows"]:
+    def of(cls, arguments: CalibratorArguments, dtype: np.dtype) -> tuple["CalibrationGroups", "CountedRows"]:
         """The groups and weights of calibration rows, and the number of the group and the weight of each row.
 
         Raises:
@@ -171,7 +173,7 @@ class CalibrationGroups(eqx.Module):
         """
         x, base, by, weights = arguments
         length = base.mean.shape[0]
-        groups, number = Groups.of(x, base, by, length)
+        groups, number = GroupLabels.of(x, base, by, length)
         known = weights_of(x, weights, length)
         groups.check_weights(number, known)
         kept = None
@@ -181,9 +183,9 @@ class CalibrationGroups(eqx.Module):
         sizes = np.bincount(number, minlength=groups.count)
         effective = _effective(number, sizes, known, dtype)
         made = cls(groups, jax.device_put(sizes), effective, weights if callable(weights) else None, known is not None)
-        return made, Rows(number, known, kept)
+        return made, CountedRows(number, known, kept)
 
-    def of_new(self, arguments: Given) -> tuple[Int[Array, " n"], Float[Array, " n"] | None]:
+    def of_new(self, arguments: CalibratorArguments) -> tuple[Int[Array, " n"], Float[Array, " n"] | None]:
         """The number of the group of each new row, and its weight if the calibration rows have weights or are pooled.
 
         Raises:
@@ -229,7 +231,7 @@ class CalibrationGroups(eqx.Module):
         return WeightedGuarantee(confidence_level, rows, float(self.effective[number]))
 
 
-class Rows(NamedTuple):
+class CountedRows(NamedTuple):
     """The calibration rows that count.
 
     Attributes:
@@ -244,7 +246,7 @@ class Rows(NamedTuple):
 
 
 def of_new_rows(
-    rows: CalibrationGroups | None, arguments: Given
+    rows: CalibrationGroups | None, arguments: CalibratorArguments
 ) -> tuple[Int[Array, " n"] | None, Float[Array, " n"] | None]:
     """`CalibrationGroups.of_new`; (None, None) for rows=None, if the calibrator was fitted without groups and weights.
 
@@ -259,7 +261,7 @@ def of_new_rows(
 
 
 def tables_of_groups(
-    arguments: Given, errors: Float[Array, " l"], *, rule: str, scale: Float[Array, " l"] | None = None
+    arguments: CalibratorArguments, errors: Float[Array, " l"], *, rule: str, scale: Float[Array, " l"] | None = None
 ) -> tuple[Errors, CalibrationGroups]:
     """A weighted table of the errors of calibration rows for every group, and the groups.
 

@@ -291,10 +291,10 @@ def _predict(fitted: ACCRUE, x: Float[Array, "n d"]) -> Float[Array, " n"]:
     return fitted.scale[None] * jnp.exp(jax.vmap(fitted.model)(fitted.x_scaler(x)))
 
 
-def _settle(options: TrainingOptions, validation: tuple | None) -> presets.ACCRUE:
+def _settle(options: TrainingOptions, validation: tuple | None) -> presets.AccrueSettings:
     """The options of training, with defaults in place of None; options that exclude each other raise an error."""
     check_names(fit, options, TrainingOptions)
-    settings = presets.settle({None: presets.ACCRUE()}, None, **options)
+    settings = presets.settle({None: presets.AccrueSettings()}, None, **options)
     without = ("restarts", "validation_fraction", "max_iterations", "patience")
     check_steps(settings.steps, validation=validation, **{name: options.get(name) for name in without})
     if settings.steps is None and options.get("learning_rate") is not None:
@@ -305,7 +305,7 @@ def _settle(options: TrainingOptions, validation: tuple | None) -> presets.ACCRU
     return settings
 
 
-def _initial_models(model: str | eqx.Module, rows: "_Rows", key: PRNGKeyArray, restarts: int) -> list[eqx.Module]:
+def _initial_models(model: str | eqx.Module, rows: "_AccrueRows", key: PRNGKeyArray, restarts: int) -> list[eqx.Module]:
     """The initial models: networks with random weights, or `model` alone if it is a module."""
     if not isinstance(model, str):
         return [model]
@@ -314,7 +314,7 @@ def _initial_models(model: str | eqx.Module, rows: "_Rows", key: PRNGKeyArray, r
     return [new(key=own, dtype=jnp.result_type(*rows[:4])) for own in _random.split(key, restarts)]
 
 
-class _Rows(NamedTuple):
+class _AccrueRows(NamedTuple):
     """Inputs, the model's means, targets, the unit of the learned std, in the unit of y, and weights."""
 
     x: Float[AnyArray, "n d"]
@@ -326,17 +326,17 @@ class _Rows(NamedTuple):
 
 def _as_rows(
     x: Table, base: Distribution, y: Series, weights: Weights | None, relative: bool, categorical: Categorical
-) -> tuple[Columns, _Rows]:
+) -> tuple[Columns, _AccrueRows]:
     """The columns of x, and checked rows without the rows of weight 0."""
     columns, checked = _base.checked_rows(x, base, y, categorical)
     if relative:
         _base.check_positive_std(base, "leave relative=False, which uses no std")
-    rows = _Rows(*checked, unit=_base.error_scale(base, relative), weights=None)
+    rows = _AccrueRows(*checked, unit=_base.error_scale(base, relative), weights=None)
     rows, counts = _base.rows_that_count(rows, _groups.weights_of(x, weights, rows.y.shape[0]))
     return columns, rows._replace(weights=counts)
 
 
-def _validation_rows(validation: tuple, weights: Weights | None, relative: bool, columns: Columns) -> _Rows:
+def _validation_rows(validation: tuple, weights: Weights | None, relative: bool, columns: Columns) -> _AccrueRows:
     """Checked rows of the validation set, with weights if the training rows have weights."""
     x, base, y, *own_weights = validation
     own = own_weights[0] if own_weights else weights if callable(weights) else None
@@ -348,7 +348,7 @@ def _validation_rows(validation: tuple, weights: Weights | None, relative: bool,
     return _as_rows(x, base, y, own, relative, columns)[1]
 
 
-def _join(rows: _Rows, validation: _Rows) -> _Rows:
+def _join(rows: _AccrueRows, validation: _AccrueRows) -> _AccrueRows:
     """The rows followed by the validation rows; warns if the errors differ in size, or rows are in both."""
     if not _checks.is_traced(*rows, *validation):
         own, new = (np.median(abs(np.subtract(part.y, part.mean))) for part in (rows, validation))
@@ -367,7 +367,7 @@ def _join(rows: _Rows, validation: _Rows) -> _Rows:
 
 
 @numpy_or_jit
-def _joined(rows: _Rows, validation: _Rows) -> _Rows:
+def _joined(rows: _AccrueRows, validation: _AccrueRows) -> _AccrueRows:
     xp = namespace(rows.y, validation.y)
     if rows.weights is not None or validation.weights is not None:
         # Weights have mean 1 in both parts, whatever the sizes of the parts.
@@ -376,7 +376,7 @@ def _joined(rows: _Rows, validation: _Rows) -> _Rows:
     return jax.tree.map(lambda a, b: xp.concatenate([a, b]), rows, validation)
 
 
-def _check_polynomial(rows: _Rows, validation: tuple | None, steps: int | None) -> None:
+def _check_polynomial(rows: _AccrueRows, validation: tuple | None, steps: int | None) -> None:
     if rows.x.shape[1] > 1:
         raise ValueError(f"model='polynomial' is for one input; x has {rows.x.shape[1]} columns: use model='network'.")
     if validation is not None:
@@ -429,7 +429,7 @@ class _Loss(eqx.Module):
         """Whether rows can have weights: the function takes them, or returns one value a row."""
         return self.takes_weights or bool(self._shape(errors))
 
-    def check(self, rows: _Rows) -> None:
+    def check(self, rows: _AccrueRows) -> None:
         """Raise ValueError if a number of equation 11 is out of its range, or another loss has a wrong shape."""
         if self.is_accrue:
             _check_numbers(**self.numbers)
@@ -466,7 +466,7 @@ def _check_numbers(beta: Array | None = None, smoothing: Array | None = None) ->
         _checks.check_positive("smoothing", smoothing)
 
 
-class _Problem(NamedTuple):
+class _ScaledRows(NamedTuple):
     """Rows in the units of the fit."""
 
     x: Float[AnyArray, "n d"]
@@ -485,12 +485,12 @@ class _Problem(NamedTuple):
             numbers = numbers | {"beta": accrue_beta(self.errors, weights=self.weights)}
         return _Loss(loss.function, {name: value.astype(self.errors.dtype) for name, value in numbers.items()})
 
-    def in_bucket(self, loss: _Loss) -> "_Problem":
+    def in_bucket(self, loss: _Loss) -> "_ScaledRows":
         """The rows, filled up to a bucket with rows of weight 0 if the loss can weigh rows and that costs little."""
         is_cheap = len(self.errors) <= _FEW and not loss.is_smoothed
         return _base.in_bucket(self) if is_cheap and loss.can_weigh(self.errors) else self
 
-    def part(self, chosen: Int[AnyArray, " m"]) -> "_Problem":
+    def part(self, chosen: Int[AnyArray, " m"]) -> "_ScaledRows":
         """Some of the rows."""
         return jax.tree.map(lambda a: a[chosen], self)
 
@@ -498,12 +498,12 @@ class _Problem(NamedTuple):
 class _Task(NamedTuple):
     """The arguments of a fit: the rows, their columns, the loss, and whether the std is a factor of base.std."""
 
-    rows: _Rows
+    rows: _AccrueRows
     columns: Columns
     loss: _Loss
     relative: bool
 
-    def problem(self, *, on_range: bool = False) -> tuple[_Problem, Standardizer, Float[AnyArray, ""]]:
+    def problem(self, *, on_range: bool = False) -> tuple[_ScaledRows, Standardizer, Float[AnyArray, ""]]:
         """The problem, the scaler of its inputs, and the errors' typical size in units of `rows.unit`.
 
         The inputs are standardized. With `on_range`, for a polynomial, they are mapped from their range to [-1, 1].
@@ -523,7 +523,7 @@ class _Task(NamedTuple):
         sizes = abs(errors) / unit
         median = xp.median(sizes)
         typical = xp.where(median > 0, median / _MEDIAN_SIZE, xp.sqrt(xp.mean(sizes**2)))
-        problem = _Problem(x_scaler(rows.x), errors, xp.log(typical) + xp.log(unit), rows.weights)
+        problem = _ScaledRows(x_scaler(rows.x), errors, xp.log(typical) + xp.log(unit), rows.weights)
         return problem, x_scaler, typical if self.relative else scale * typical
 
     def fitted(
@@ -557,7 +557,7 @@ def _fit_networks(
 @numpy_or_jit
 def _divided(
     task: _Task, size: int, order: Int[AnyArray, " n"] | None
-) -> tuple[_Problem, _Problem, _Loss, Standardizer, Float[AnyArray, ""]]:
+) -> tuple[_ScaledRows, _ScaledRows, _Loss, Standardizer, Float[AnyArray, ""]]:
     """The training rows, the validation rows, the loss, and the scales of inputs and errors."""
     problem, x_scaler, scale = task.problem()
     places: AnyArray = np.arange(task.rows.y.shape[0]) if order is None else order
@@ -566,14 +566,14 @@ def _divided(
 
 
 @numpy_or_jit
-def _undivided(task: _Task, *, on_range: bool) -> tuple[_Problem, _Loss, Standardizer, Float[AnyArray, ""]]:
+def _undivided(task: _Task, *, on_range: bool) -> tuple[_ScaledRows, _Loss, Standardizer, Float[AnyArray, ""]]:
     """All rows, the loss, and the scales of inputs and errors."""
     problem, x_scaler, scale = task.problem(on_range=on_range)
     return problem, problem.own(task.loss), x_scaler, scale
 
 
 @_programs.jit
-def _trained(train: _Problem, validation: _Problem, loss: _Loss, initial, until) -> tuple[Any, Optimum]:
+def _trained(train: _ScaledRows, validation: _ScaledRows, loss: _Loss, initial, until) -> tuple[Any, Optimum]:
     """The best of the models, which are trained in one `vmap`."""
     params, fixed = eqx.partition(initial, eqx.is_inexact_array)
     of = lambda problem: lambda params: problem.loss(eqx.combine(params, fixed), loss)
@@ -591,7 +591,7 @@ def _fit_by_steps(task: _Task, initial: eqx.Module, learning_rate: ArrayLike, st
     return task.fitted(optimum.params, x_scaler, scale, loss, optimum)
 
 
-def _loss_of_all(model: Callable, rows: tuple[_Problem, _Loss], key: PRNGKeyArray | None) -> Float[Array, ""]:
+def _loss_of_all(model: Callable, rows: tuple[_ScaledRows, _Loss], key: PRNGKeyArray | None) -> Float[Array, ""]:
     """For `train_full_batch`."""
     problem, loss = rows
     return problem.loss(model, loss)
@@ -607,13 +607,13 @@ def _fit_polynomial(task: _Task, max_iterations: Int[Array, ""], differentiable:
 
 
 @_programs.jit
-def _last_useful(problem: _Problem, loss: _Loss, max_iterations: Int[Array, ""], differentiable: bool) -> Optimum:
+def _last_useful(problem: _ScaledRows, loss: _Loss, max_iterations: Int[Array, ""], differentiable: bool) -> Optimum:
     """The solution of the last useful order."""
     order, optimum = _by_order(*optimize.as_constants((problem, loss)), max_iterations)
     return _with_derivatives(problem, loss, order, optimum, max_iterations) if differentiable else optimum
 
 
-def _by_order(problem: _Problem, loss: _Loss, max_iterations: Int[Array, ""]) -> tuple[Int[Array, ""], Optimum]:
+def _by_order(problem: _ScaledRows, loss: _Loss, max_iterations: Int[Array, ""]) -> tuple[Int[Array, ""], Optimum]:
     """The last useful order, and its solution."""
     weights = problem.weights
     # The effective number of rows: (sum w)^2 / sum w^2.
@@ -638,11 +638,11 @@ def _by_order(problem: _Problem, loss: _Loss, max_iterations: Int[Array, ""]) ->
 
 
 def _with_derivatives(
-    problem: _Problem, loss: _Loss, order: Int[Array, ""], optimum: Optimum, max_iterations: Int[Array, ""]
+    problem: _ScaledRows, loss: _Loss, order: Int[Array, ""], optimum: Optimum, max_iterations: Int[Array, ""]
 ) -> Optimum:
     """The optimum of an order as a function of the problem; its derivatives are NaN if it is no optimum."""
 
-    def near_of(problem: _Problem, loss: _Loss) -> Float[Array, " k"]:
+    def near_of(problem: _ScaledRows, loss: _Loss) -> Float[Array, " k"]:
         return _to_the_end(_loss_of_order(problem, loss, order), optimum.params, max_iterations=max_iterations).params
 
     loss_of = lambda problem, loss: _loss_of_order(problem, loss, order)
@@ -651,7 +651,7 @@ def _with_derivatives(
     return optimum._replace(params=place, loss=loss_of(*args)(place), result=result)
 
 
-def _loss_of_order(problem: _Problem, loss: _Loss, order: Int[Array, ""]) -> Callable:
+def _loss_of_order(problem: _ScaledRows, loss: _Loss, order: Int[Array, ""]) -> Callable:
     """The loss of the coefficients; coefficients of higher orders do not enter it and have gradient 0."""
     return lambda coefficients: problem.loss(Polynomial(jnp.where(_places() <= order, coefficients, 0)), loss)
 

@@ -32,7 +32,15 @@ from jaxcal.calibrators._base import (
     standardized_errors,
     warn_without_width,
 )
-from jaxcal.calibrators._groups import CalibrationGroups, Errors, Given, Labels, Weights, of_new_rows, tables_of_groups
+from jaxcal.calibrators._groups import (
+    CalibrationGroups,
+    CalibratorArguments,
+    Errors,
+    Labels,
+    Weights,
+    of_new_rows,
+    tables_of_groups,
+)
 from jaxcal.distributions import Distribution, Empirical, MultivariateEmpirical, MultivariateNormal, Recalibrated
 from jaxcal.frames.columns import Categorical, Columns
 from jaxcal.frames.layout import Series, Table
@@ -148,7 +156,7 @@ def fit(
     if by_cdf and neighbors is not None:
         raise ValueError(f"neighbors={neighbors} cannot go with score='cdf': use score='signed', or no neighbors.")
     rank = rank or ("crude" if preset else "conformal")
-    arguments = Given(x, base, by, weights)
+    arguments = CalibratorArguments(x, base, by, weights)
     has_groups = arguments.is_counted or partial_pooling
     if has_groups and (neighbors is not None or by_cdf):
         refused = "score='cdf'" if by_cdf else f"neighbors={neighbors}"
@@ -229,7 +237,7 @@ class CRUDE(eqx.Module):
             return self._of_vectors(base)
         check_base(base)
         base = cast("Distribution", base)
-        group, new_weight = of_new_rows(self.rows, Given(x, base, by, weights))
+        group, new_weight = of_new_rows(self.rows, CalibratorArguments(x, base, by, weights))
         if self.by_cdf:
             check_density(base)
             return Recalibrated(base, self.z, self.rank)

@@ -33,7 +33,7 @@ from jaxcal.calibrators._base import (
     in_bucket,
     location_and_scale,
 )
-from jaxcal.calibrators._groups import Groups, Labels, Weights
+from jaxcal.calibrators._groups import GroupLabels, Labels, Weights
 from jaxcal.distributions import Distribution, Normal, StudentT
 from jaxcal.frames.layout import Series, Table
 from jaxcal.functional import linalg, student_t
@@ -139,7 +139,7 @@ def fit(
     check_base(base)
     check_positive_std(base, AS_POINT)
     y = _checks.as_vector("y", y, length=base.mean.shape[0])
-    groups, number = Groups.of(x, base, by, y.shape[0])
+    groups, number = GroupLabels.of(x, base, by, y.shape[0])
     counts = _groups.weights_of(x, weights, y.shape[0])
     groups.check_weights(number, counts)
     sizes = np.bincount(number)
@@ -148,7 +148,7 @@ def fit(
     scaled = base.has_std
     # Weights of 1 go through the same program as others: equal ones, of any size, change no bit.
     w = jax.device_put(np.ones(y.shape, y.dtype)) if counts is None else counts
-    rows = _Rows(base.mean, error_scale(base, scaled), y, w)
+    rows = _ZScoreRows(base.mean, error_scale(base, scaled), y, w)
     rows = rows if groups.labels else in_bucket(rows)
     fitted = _fit(rows, groups, number if groups.labels else None, shift, scaled, plug_in=preset == "paper")
     if counts is not None and fitted.df is not None and not _checks.is_traced(fitted.df):
@@ -176,7 +176,7 @@ class GaussianMLE(eqx.Module):
     scale: Float[Array, "*runs"]
     shift_std: Float[Array, "*runs"]
     df: Float[Array, "*runs"] | None
-    groups: Groups
+    groups: GroupLabels
     reading: str = eqx.field(static=True)
     scaled: bool = eqx.field(static=True)
 
@@ -214,7 +214,7 @@ def _moved(
     return mean + shift * unit, scale * spread, of_row(fitted.df)
 
 
-def _check_degrees_of_freedom(df: np.ndarray, sizes: np.ndarray, groups: Groups) -> None:
+def _check_degrees_of_freedom(df: np.ndarray, sizes: np.ndarray, groups: GroupLabels) -> None:
     """Raise ValueError if a Student t distribution has fewer than 2 degrees of freedom; warn if it has no finite std.
 
     Args:
@@ -260,7 +260,7 @@ def _warn_without_width(fitted: GaussianMLE) -> None:
         )
 
 
-class _Rows(NamedTuple):
+class _ZScoreRows(NamedTuple):
     """The calibration rows."""
 
     mean: Float[Array, " n"]
@@ -322,7 +322,7 @@ def _max(values: Float[Array, " n"], number: Int[ArrayLike, " n"] | None, num_gr
 
 
 def _regression(
-    rows: _Rows, number: Int[ArrayLike, " n"] | None, num_groups: int, reading: str
+    rows: _ZScoreRows, number: Int[ArrayLike, " n"] | None, num_groups: int, reading: str
 ) -> tuple[_Regression, Float[Array, " groups"], Float[Array, " groups"]]:
     """The rows in units in which no square overflows; the unit of z; the unit of the shift divided by the unit of z.
 
@@ -348,7 +348,12 @@ def _regression(
 
 @_programs.jit
 def _fit(
-    rows: _Rows, groups: Groups, number: Int[ArrayLike, " n"] | None, reading: str, scaled: bool, plug_in: bool
+    rows: _ZScoreRows,
+    groups: GroupLabels,
+    number: Int[ArrayLike, " n"] | None,
+    reading: str,
+    scaled: bool,
+    plug_in: bool,
 ) -> GaussianMLE:
     num_groups = groups.count
     number = None if number is None else jnp.asarray(number)

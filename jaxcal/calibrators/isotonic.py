@@ -32,7 +32,15 @@ from jaxcal.calibrators._base import (
     standardized_errors,
     warn_without_width,
 )
-from jaxcal.calibrators._groups import CalibrationGroups, Errors, Given, Labels, Weights, of_new_rows, tables_of_groups
+from jaxcal.calibrators._groups import (
+    CalibrationGroups,
+    CalibratorArguments,
+    Errors,
+    Labels,
+    Weights,
+    of_new_rows,
+    tables_of_groups,
+)
 from jaxcal.distributions import Distribution, Normal, Recalibrated, ScaledQuantiles
 from jaxcal.frames.layout import Series, Table
 from jaxcal.functional import linalg
@@ -127,7 +135,7 @@ def fit(
     y = _checks.as_vector("y", y, length=base.mean.shape[0])
     if score == "cdf" and tails is not None:
         raise ValueError(f"score='cdf' has the tails of the base; got tails={tails!r}: drop one of the two.")
-    arguments = Given(x, base, by, weights)
+    arguments = CalibratorArguments(x, base, by, weights)
     if arguments.is_counted or partial_pooling:
         if score == "cdf" or tails not in (None, "fitted"):
             refused = "score='cdf'" if score == "cdf" else f"tails={tails!r}"
@@ -190,7 +198,7 @@ class Isotonic(eqx.Module):
                 of the wrong length or out of range. If no calibration row has the label of a row.
         """
         check_base(base)
-        group, new_weight = of_new_rows(self.rows, Given(x, base, by, weights))
+        group, new_weight = of_new_rows(self.rows, CalibratorArguments(x, base, by, weights))
         if self.by_cdf:
             check_density(base)
             return Recalibrated(base, self.z)

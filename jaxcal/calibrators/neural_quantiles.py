@@ -295,7 +295,7 @@ def _quantiles_of(base: Distribution, levels: np.ndarray) -> Float[Array, "n k"]
 _icdf = _programs.jit(lambda base, levels: base.icdf(levels))
 
 
-class _Rows(NamedTuple):
+class _NetworkRows(NamedTuple):
     """Rows in the units of the network, and these units."""
 
     features: Float[AnyArray, "l 9"]
@@ -307,7 +307,7 @@ class _Rows(NamedTuple):
 
 
 @numpy_or_jit
-def _prepare(quantiles, std, y, weights, trained: int, order: Int[AnyArray, " l"] | None) -> _Rows:
+def _prepare(quantiles, std, y, weights, trained: int, order: Int[AnyArray, " l"] | None) -> _NetworkRows:
     """The rows in an order; the weights of the training rows, and of the validation rows, have mean 1."""
     xp, dtype = namespace(quantiles, y), np.result_type(quantiles.dtype, y.dtype)
     quantiles, std, y = (a.astype(dtype) for a in (quantiles, std, y))
@@ -326,7 +326,7 @@ def _prepare(quantiles, std, y, weights, trained: int, order: Int[AnyArray, " l"
         parts = (weights[:trained], weights[trained:]) if trained < y.shape[0] else (weights,)
         weights = xp.concatenate([part / part.mean() for part in parts])
     distances = (quantiles - medians[:, None]) / unit[None, None]
-    return _Rows(
+    return _NetworkRows(
         features=scaler(features)[order],
         quantiles=distances[order],
         errors=errors[order] / unit[None],
@@ -347,11 +347,11 @@ _initial_network = _programs.jit(Recalibrator)
 
 
 def _pretrain_and_train(
-    rows: _Rows,
+    rows: _NetworkRows,
     network: Recalibrator,
     keys: tuple[PRNGKeyArray, PRNGKeyArray],
     size: int,
-    settings: presets.NeuralQuantiles,
+    settings: presets.NeuralQuantilesSettings,
 ) -> Optimum:
     """Pretrain on the base's own quantiles, then train on the first `size` rows; the rest is the validation set."""
     own, learned = (rows.features, rows.quantiles), (rows.features, rows.errors, rows.weights)

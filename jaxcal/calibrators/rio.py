@@ -43,7 +43,7 @@ from jaxcal.functional import linalg
 from jaxcal.gp import GaussianNoise, InputNoise, Sparse, Stochastic, initial
 from jaxcal.gp.fit import Way, check_fit, check_objects, fit_rows
 from jaxcal.gp.inference import stochastic
-from jaxcal.gp.initial import Given
+from jaxcal.gp.initial import GivenParts
 from jaxcal.gp.kernels import GPJaxKernel, SquaredExponential
 from jaxcal.gp.model import Data, Model, one_of
 from jaxcal.gp.padding import prediction
@@ -114,7 +114,7 @@ def _sum(terms: Iterable[AnyArray]) -> AnyArray:
     return reduce(operator.add, terms)
 
 
-class _Setting(NamedTuple):
+class _RowOptions(NamedTuple):
     """The options of `fit` that decide how rows are prepared."""
 
     kernel: str
@@ -124,7 +124,7 @@ class _Setting(NamedTuple):
     by_column: bool
 
 
-class _Rows(NamedTuple):
+class _ResidualData(NamedTuple):
     """The rows of a fit: inputs or None, the base's means, its stds or None, and targets."""
 
     x: Any
@@ -132,7 +132,7 @@ class _Rows(NamedTuple):
     std: AnyArray | None
     y: AnyArray
 
-    def explained(self, setting: _Setting) -> AnyArray:
+    def explained(self, setting: _RowOptions) -> AnyArray:
         """The values that the process explains: residuals or outcomes."""
         return self.y - self.mean if setting.target == "residual" else self.y
 
@@ -252,9 +252,9 @@ def fit(
     )
     if isinstance(noise, InputNoise) and _own_std(base) is not None:
         raise ValueError("base has a std of its own, which the noise follows as far as it helps: omit InputNoise().")
-    kernel_and_noise = Given.of(None if isinstance(kernel, str) else _from_gpjax(kernel), noise)
+    kernel_and_noise = GivenParts.of(None if isinstance(kernel, str) else _from_gpjax(kernel), noise)
     _check_spread(base.mean, y, target)
-    rows = _Rows(x, base.mean, _own_std(base), y)
+    rows = _ResidualData(x, base.mean, _own_std(base), y)
     if isinstance(way.inference, Stochastic):
         rio = _fit_stochastic(columns, rows, kernel_and_noise, setting, way.inference, key)
     else:
@@ -340,7 +340,7 @@ def _own_std(base: Distribution) -> Array | None:
 
 def _setting(
     kernel: str | tuple, target: str, preset: str | None, noise: Noise, inference: Inference | None
-) -> _Setting:
+) -> _RowOptions:
     """The checked options that decide how rows are prepared."""
     paper, by_name = preset == "paper", isinstance(kernel, str)
     depends_on = kernel if isinstance(kernel, str) else _depends_on(kernel)
@@ -352,7 +352,7 @@ def _setting(
     ard = inference is not None and inference.ard
     if ard and not by_name:
         raise ValueError("ard has no effect on kernels of gpjax: give them a lengthscale for every column.")
-    return _Setting(depends_on, target, paper, robust=noise.has_heavy_tails, by_column=bool(ard))
+    return _RowOptions(depends_on, target, paper, robust=noise.has_heavy_tails, by_column=bool(ard))
 
 
 def _depends_on(kernels: tuple) -> str:
@@ -381,12 +381,12 @@ def _check_spread(mean: Array, y: Array, target: str) -> None:
 
 
 def _prepared(
-    columns: Columns | None, kernel_and_noise: Given, setting: _Setting, *rows: AnyArray | None
+    columns: Columns | None, kernel_and_noise: GivenParts, setting: _RowOptions, *rows: AnyArray | None
 ) -> tuple["_Scales", InitialOf, Data]:
     """The scales of the rows, the function of the initial values, and the rows in the form that the process takes."""
     *arrays, included = rows
     dtype = np.result_type(*(a.dtype for a in jax.tree.leaves(arrays)))
-    some = _Rows(*jax.tree.map(lambda a: a.astype(dtype), arrays))
+    some = _ResidualData(*jax.tree.map(lambda a: a.astype(dtype), arrays))
     weights = None if included is None else included.astype(dtype)
     x_scaler = None if columns is None else Standardizer.of(some.x, weights).without(columns.indicators)
     scales = _Scales.of(columns, x_scaler, some, setting, weights)
@@ -395,7 +395,12 @@ def _prepared(
 
 
 def _fit_stochastic(
-    columns: Columns | None, rows: _Rows, kernel_and_noise: Given, setting: _Setting, inference: Stochastic, key
+    columns: Columns | None,
+    rows: _ResidualData,
+    kernel_and_noise: GivenParts,
+    setting: _RowOptions,
+    inference: Stochastic,
+    key,
 ) -> "RIO":
     """The fit by a bound that reads x in parts."""
     n, dtype = rows.y.shape[0], rows.y.dtype
@@ -408,7 +413,7 @@ def _fit_stochastic(
         x = unread.unread_rows(rows.x if columns.is_plain else columns(rows.x), n)
         x_scaler = unread.standardizer(x, dtype).without(columns.indicators)
     scales = _Scales.of(columns, x_scaler, rows, setting)
-    read = stochastic.reader(lambda *some: scales.data(_Rows(*some), setting), (x, *rows[1:]), dtype)
+    read = stochastic.reader(lambda *some: scales.data(_ResidualData(*some), setting), (x, *rows[1:]), dtype)
     initial_of = eqx.Partial(_initial_models, kernel_and_noise, setting, scales.target)
     return scales.rio(stochastic.maximize_bound(inference, initial_of, read, n, key=key), setting)
 
@@ -427,8 +432,8 @@ class _Scales(NamedTuple):
         cls,
         columns: Columns | None,
         x_scaler: Standardizer | None,
-        rows: _Rows,
-        setting: _Setting,
+        rows: _ResidualData,
+        setting: _RowOptions,
         weights: Float[AnyArray, " n"] | None = None,
     ) -> "_Scales":
         scaler = Standardizer.identity if setting.paper else partial(Standardizer.of, weights=weights)
@@ -441,14 +446,14 @@ class _Scales(NamedTuple):
             base_std=None if rows.std is None else _unit(linalg.root_mean_square(rows.std, weights)),
         )
 
-    def data(self, rows: _Rows, setting: _Setting, included: Bool[AnyArray, " n"] | None = None) -> Data:
+    def data(self, rows: _ResidualData, setting: _RowOptions, included: Bool[AnyArray, " n"] | None = None) -> Data:
         """Rows in the form that the process takes."""
         # The base's variance in units of its mean square on the training rows.
         variance = None if rows.std is None or self.base_std is None else (rows.std / self.base_std) ** 2
         points = _points(rows.x, rows.mean, self.x, self.output, setting.kernel)
         return Data.of(points, self.target(rows.explained(setting)), variance, included)
 
-    def rio(self, process: Process, setting: _Setting) -> "RIO":
+    def rio(self, process: Process, setting: _RowOptions) -> "RIO":
         """The module that predicts in the units of y with this process."""
         return RIO(
             process=process,
@@ -500,7 +505,11 @@ def _points(x, mean, x_scaler, output_scaler, kernel: str | None) -> Points:
 
 
 def _initial_models(
-    kernel_and_noise: Given, setting: _Setting, target_scaler: Standardizer, data: Data, noise: AnyArray | None = None
+    kernel_and_noise: GivenParts,
+    setting: _RowOptions,
+    target_scaler: Standardizer,
+    data: Data,
+    noise: AnyArray | None = None,
 ) -> Model:
     """The initial values: a grid of lengthscales and noise; all 1 with the preset; or the values of a gpjax kernel."""
 

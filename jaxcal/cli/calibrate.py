@@ -12,8 +12,8 @@ import typer
 
 import jaxcal as jc
 from jaxcal.cli import console, files, methods, report, words
-from jaxcal.cli.columns import Roles, Rows, choose_features, targets
-from jaxcal.cli.files import Table
+from jaxcal.cli.columns import Roles, TableRows, choose_features, targets
+from jaxcal.cli.files import FileTable
 from jaxcal.cli.options import Decimal, Encoding, Force, Out, Separator, Thousands, csv_format, told
 from jaxcal.cli.text import Format
 
@@ -27,7 +27,7 @@ _KIND = "jaxcal calibrate"
 
 
 @dataclass
-class _Fitted:
+class _FittedTable:
     """A fitted model, and its predictions of the rows of FILE.
 
     Attributes:
@@ -46,7 +46,7 @@ class _Fitted:
 
 
 @dataclass(frozen=True)
-class _Tables:
+class _RowsToFitAndPredict:
     """The rows to predict, and the rows to fit on. They are the same rows, or come from two files.
 
     Attributes:
@@ -56,20 +56,20 @@ class _Tables:
         usual: the format that is assumed where another file leaves it open.
     """
 
-    table: Table
-    source: Table
+    table: FileTable
+    source: FileTable
     given: Format
     usual: Format
 
     @classmethod
-    def read(cls, file: Path, calibration: Path | None, given: Format) -> "_Tables":
-        source = Table.read(calibration or file, given)
+    def read(cls, file: Path, calibration: Path | None, given: Format) -> "_RowsToFitAndPredict":
+        source = FileTable.read(calibration or file, given)
         tables = cls(source, source, given, Format() if source.text is None else source.text.format)
         return tables if calibration is None else replace(tables, table=tables.read_other(file))
 
-    def read_other(self, file: Path) -> Table:
+    def read_other(self, file: Path) -> FileTable:
         """The table in a further file. The same columns as in `source` are texts."""
-        return Table.read(file, self.given, self.usual, self.source.texts)
+        return FileTable.read(file, self.given, self.usual, self.source.texts)
 
     @property
     def are_one(self) -> bool:
@@ -154,7 +154,7 @@ def calibrate(
         if other is not None:
             files.check_output(other, option, [*others, out], force=force)
             others.append(other)
-    tables = _Tables.read(file, calibration, csv_format(separator, decimal, thousands, encoding))
+    tables = _RowsToFitAndPredict.read(file, calibration, csv_format(separator, decimal, thousands, encoding))
     names = _names(levels, prefix, tables.table, are_split=tables.are_one)
     _check_holds(out, tables.table)
     roles = Roles(target, prediction, std, by, weights)
@@ -201,7 +201,7 @@ def apply(
     roles = Roles(**saved["roles"] | {"features": tuple(saved["roles"]["features"])})
     levels = saved["levels"] if quantiles is None else _parse_levels(quantiles)
     named, usual = csv_format(separator, decimal, thousands, encoding), Format(**saved.get("format", {}))
-    table = Table.read(file, named, usual, saved.get("texts"))
+    table = FileTable.read(file, named, usual, saved.get("texts"))
     names = _names(levels, saved["prefix"] if prefix is None else prefix, table, are_split=False)
     _check_holds(out, table)
     console.say(f"{model}: {saved['about']}")
@@ -216,18 +216,18 @@ def apply(
         console.print_scores(["forecast"], scores, f"{len(known)} {of_rows}")
 
 
-def _predict(saved: dict[str, Any], roles: Roles, table: Table) -> "Distribution":
+def _predict(saved: dict[str, Any], roles: Roles, table: FileTable) -> "Distribution":
     """The predictions of a saved model for a table."""
     table.check_numerals(set(roles.features) - set(saved.get("texts", roles.features)))
     if roles.prediction is None:
         return saved["model"](table.select(roles.features))
     for name in saved["taken"]:
         table.check_column(getattr(roles, name))
-    rows = Rows.read(table, roles, with_targets=False)
+    rows = TableRows.read(table, roles, with_targets=False)
     return saved["model"](rows.x, rows.base, **{name: rows.counts[name] for name in saved["taken"]})
 
 
-def _save(path: Path, fitted: _Fitted, tables: _Tables, levels: list[float], prefix: str) -> None:
+def _save(path: Path, fitted: _FittedTable, tables: _RowsToFitAndPredict, levels: list[float], prefix: str) -> None:
     about = f"{fitted.measured.method}, fitted to {fitted.measured.num_fitting} rows by jaxcal {jc.__version__}."
     saved = {
         "kind": _KIND,
@@ -260,7 +260,7 @@ def _checked_out(out: Path | None, inputs: Sequence[Path | None], *, force: bool
     return out
 
 
-def _check_holds(out: Path, table: Table) -> None:
+def _check_holds(out: Path, table: FileTable) -> None:
     """Raise ValueError if a file of this name cannot hold a table, or the text that the table is."""
     files.check_holds(out, table)
     file, text = table.file, table.text
@@ -269,7 +269,12 @@ def _check_holds(out: Path, table: Table) -> None:
 
 
 def _write(
-    forecast: "Distribution", table: Table, levels: list[float], names: list[str], fitting: np.ndarray | None, out: Path
+    forecast: "Distribution",
+    table: FileTable,
+    levels: list[float],
+    names: list[str],
+    fitting: np.ndarray | None,
+    out: Path,
 ) -> None:
     """Write mean, std and quantiles of every row and, where a part was fitted on, which rows those were."""
     with words.of_rows(table):
@@ -283,15 +288,15 @@ def _write(
 # A column of predictions
 
 
-def _fit_calibrator(tables: _Tables, roles: Roles, options: _Options) -> _Fitted:
+def _fit_calibrator(tables: _RowsToFitAndPredict, roles: Roles, options: _Options) -> _FittedTable:
     """A calibrator of a column of predictions."""
     table = tables.table
     method, roles, chosen = _choose_method(tables, roles, options)
     names = methods.find(method)
     counted = [name for name in ("by", "weights") if getattr(roles, name) is not None]
     table.check_numerals(set(roles.features) - set(tables.source.texts))
-    rows = Rows.read(table, roles)
-    source = rows if tables.are_one else Rows.read(tables.source, roles)
+    rows = TableRows.read(table, roles)
+    source = rows if tables.are_one else TableRows.read(tables.source, roles)
     fitting, rest = _rows_to_fit(source, rows, tables, options)
     fitted_on = source.take(fitting)
     if roles.by is not None:
@@ -324,10 +329,10 @@ def _fit_calibrator(tables: _Tables, roles: Roles, options: _Options) -> _Fitted
         console.print_scores(list(measured.forecasts), measured.scores, measured.rows)
     else:
         console.say(f"No scores: {table.file} has no targets in a column {roles.target!r} to measure against.")
-    return _Fitted(calibrator, taken, forecast, fitting if tables.are_one else None, measured)
+    return _FittedTable(calibrator, taken, forecast, fitting if tables.are_one else None, measured)
 
 
-def _choose_method(tables: _Tables, roles: Roles, options: _Options) -> tuple[str, Roles, dict[str, Any]]:
+def _choose_method(tables: _RowsToFitAndPredict, roles: Roles, options: _Options) -> tuple[str, Roles, dict[str, Any]]:
     """The method, the roles with the features that it uses, and what these hold.
 
     By default RIO corrects the predictions where there are inputs; its intervals are often too narrow or too wide, so
@@ -346,7 +351,9 @@ def _choose_method(tables: _Tables, roles: Roles, options: _Options) -> tuple[st
     return method, replace(roles, features=features), {} if columns is None else {"categorical": columns}
 
 
-def _rows_to_fit(source: Rows, rows: Rows, tables: _Tables, options: _Options) -> tuple[np.ndarray, np.ndarray]:
+def _rows_to_fit(
+    source: TableRows, rows: TableRows, tables: _RowsToFitAndPredict, options: _Options
+) -> tuple[np.ndarray, np.ndarray]:
     """The rows to fit on, in the file for fitting, and the rows of FILE to measure on. Their targets are known."""
     y = np.asarray(source.y)  # its column exists, because the roles were checked
     known = np.flatnonzero(np.isfinite(y))
@@ -358,7 +365,9 @@ def _rows_to_fit(source: Rows, rows: Rows, tables: _Tables, options: _Options) -
     return known[fitting], known[rest]
 
 
-def _check_groups(source: Rows, rows: Rows, fitting: np.ndarray, tables: _Tables, column: str) -> None:
+def _check_groups(
+    source: TableRows, rows: TableRows, fitting: np.ndarray, tables: _RowsToFitAndPredict, column: str
+) -> None:
     """Raise ValueError if a row to predict is of a group without a row to fit on."""
     if "by" not in rows.counts:
         return  # whether it is needed, the method says
@@ -379,7 +388,7 @@ def _check_groups(source: Rows, rows: Rows, fitting: np.ndarray, tables: _Tables
     )
 
 
-def _guarantees(calibrator: Any, labels: np.ndarray | None, table: Table) -> list[str]:
+def _guarantees(calibrator: Any, labels: np.ndarray | None, table: FileTable) -> list[str]:
     """The guarantee of the 90 % interval, for each of at most ten groups; nothing where there is none."""
     if not hasattr(calibrator, "guarantee"):
         return []
@@ -391,7 +400,7 @@ def _guarantees(calibrator: Any, labels: np.ndarray | None, table: Table) -> lis
     return [*lines, f"... and {more} groups more."] if more > 0 else lines
 
 
-def _told(guarantee: Callable, table: Table) -> str:
+def _told(guarantee: Callable, table: FileTable) -> str:
     """What is guaranteed, or why not."""
     try:
         return str(guarantee(0.9))
@@ -399,7 +408,7 @@ def _told(guarantee: Callable, table: Table) -> str:
         return words.reworded(str(nothing), table)
 
 
-def _training_rows(file: Path | None, roles: Roles, tables: _Tables) -> dict[str, Any]:
+def _training_rows(file: Path | None, roles: Roles, tables: _RowsToFitAndPredict) -> dict[str, Any]:
     """The rows that the model was trained on; empty if there is no file of them."""
     if file is None:
         return {}
@@ -411,7 +420,7 @@ def _training_rows(file: Path | None, roles: Roles, tables: _Tables) -> dict[str
 # Without predictions
 
 
-def _fit_pipeline(tables: _Tables, roles: Roles, options: _Options, *, is_saved: bool) -> _Fitted:
+def _fit_pipeline(tables: _RowsToFitAndPredict, roles: Roles, options: _Options, *, is_saved: bool) -> _FittedTable:
     """Models of the features, combined."""
     import jax
 
@@ -446,7 +455,7 @@ def _fit_pipeline(tables: _Tables, roles: Roles, options: _Options, *, is_saved:
             forecast = jc.distributions.Concatenated([model.out_of_fold, model(x[rest])], [known, rest])
         else:
             forecast = model.out_of_fold
-    return _Fitted(model, [], forecast, known if tables.are_one else None, measured)
+    return _FittedTable(model, [], forecast, known if tables.are_one else None, measured)
 
 
 def _candidates(models: str | None, *, is_saved: bool) -> list:
@@ -496,7 +505,7 @@ def _check_seed(seed: int) -> None:
         raise ValueError(f"--seed must be a whole number from 0 to {2**32 - 1}; got {seed}.")
 
 
-def _names(levels: Sequence[float], prefix: str, table: Table, *, are_split: bool) -> list[str]:
+def _names(levels: Sequence[float], prefix: str, table: FileTable, *, are_split: bool) -> list[str]:
     """The columns to write. If a part of the rows is fitted on, a column says which part.
 
     Raises:

@@ -9,7 +9,7 @@ import numpy as np
 
 import jaxcal as jc
 from jaxcal.cli import console, files, numerals, words
-from jaxcal.cli.files import Table
+from jaxcal.cli.files import FileTable
 
 if TYPE_CHECKING:  # slow to import
     import polars
@@ -48,7 +48,7 @@ class Roles:
         names = ("target", "prediction", "std", "by", "weights")
         return {name: column for name in names if (column := getattr(self, name)) is not None}
 
-    def check(self, table: Table) -> None:
+    def check(self, table: FileTable) -> None:
         """Raise ValueError unless the named columns are different and exist."""
         named = self.named()
         if len(set(named.values())) < len(named):
@@ -58,7 +58,7 @@ class Roles:
 
 
 def choose_features(
-    roles: Roles, features: str | None, exclude: str | None, table: Table
+    roles: Roles, features: str | None, exclude: str | None, table: FileTable
 ) -> tuple[tuple[str, ...], "Columns | None"]:
     """The named features, or all other columns that can be features, and the content of these columns.
 
@@ -94,7 +94,7 @@ def _names_in(text: str) -> list[str]:
     return [name.strip() for name in text.split(",")]
 
 
-def _excluded(exclude: str | None, features: str | None, roles: Roles, table: Table) -> list[str]:
+def _excluded(exclude: str | None, features: str | None, roles: Roles, table: FileTable) -> list[str]:
     """The columns that the user excludes from the features.
 
     Raises:
@@ -127,7 +127,7 @@ class _Why(NamedTuple):
     is_told: bool = False
 
 
-def _check_chosen(chosen: Sequence[str], target: str, table: Table) -> None:
+def _check_chosen(chosen: Sequence[str], target: str, table: FileTable) -> None:
     """Raise ValueError if a feature is the target, does not exist, or cannot be a feature."""
     if target in chosen:
         raise ValueError(f"the target {target!r} must not be among the features.")
@@ -138,7 +138,7 @@ def _check_chosen(chosen: Sequence[str], target: str, table: Table) -> None:
             raise ValueError(f"column {name!r} of {table.file} {why.text}: leave it out of --features.")
 
 
-def _why_no_feature(values: "polars.Series", table: Table) -> _Why | None:
+def _why_no_feature(values: "polars.Series", table: FileTable) -> _Why | None:
     """The reason why a column is no feature by default; None if it is a feature.
 
     Raises:
@@ -173,7 +173,7 @@ def _counts(values: "polars.Series") -> bool:
     return last - first == len(values) - 1 or _NAME_OF_ROWS.search(values.name) is not None
 
 
-def _check_no_numbers(values: "polars.Series", table: Table) -> None:
+def _check_no_numbers(values: "polars.Series", table: FileTable) -> None:
     """Raise ValueError if a column of text holds numbers that were not read as numbers, or mostly numbers."""
     import polars
 
@@ -204,13 +204,13 @@ def _is_padded(values: "polars.Series") -> bool:
     return values.dtype == polars.String and numerals.numbers_in(values) is not None
 
 
-def targets(table: Table, column: str) -> np.ndarray | None:
+def targets(table: FileTable, column: str) -> np.ndarray | None:
     """The targets [n], NaN where they are unknown; None if there is no such column."""
     return table.numbers(column, may_be_missing=True) if column in table.frame.columns else None
 
 
 @dataclass(frozen=True)
-class Rows:
+class TableRows:
     """Features, a model's predictions, and the targets where they are known.
 
     Attributes:
@@ -228,7 +228,7 @@ class Rows:
     counts: dict[str, np.ndarray]
 
     @classmethod
-    def read(cls, table: Table, roles: Roles, *, with_targets: bool = True) -> "Rows":
+    def read(cls, table: FileTable, roles: Roles, *, with_targets: bool = True) -> "TableRows":
         """The rows of a table. They have no targets if there is no such column, or `with_targets` is false.
 
         Raises:
@@ -248,11 +248,11 @@ class Rows:
         there = table.frame.columns
         return cls(x, mean, std, y, {name: read(column) for name, (column, read) in readers.items() if column in there})
 
-    def take(self, rows: np.ndarray) -> "Rows":
+    def take(self, rows: np.ndarray) -> "TableRows":
         """The rows of these numbers."""
         pick = lambda values: None if values is None else values[rows]
         counts = {name: values[rows] for name, values in self.counts.items()}
-        return Rows(pick(self.x), self.mean[rows], pick(self.std), pick(self.y), counts)
+        return TableRows(pick(self.x), self.mean[rows], pick(self.std), pick(self.y), counts)
 
     @property
     def base(self) -> "Distribution":

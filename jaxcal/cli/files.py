@@ -22,7 +22,7 @@ _SUFFIXES = (".csv", ".tsv", ".parquet")
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
+class FileTable:
     """A table in a file.
 
     Attributes:
@@ -38,7 +38,7 @@ class Table:
     @classmethod
     def read(
         cls, file: Path, given: Format = UNKNOWN, usual: Format = UNKNOWN, texts: Sequence[str] | None = None
-    ) -> "Table":
+    ) -> "FileTable":
         """The table in a file.
 
         Args:
@@ -270,7 +270,7 @@ def check_output(out: Path, option: str, others: Iterable[Path | None], *, force
         raise ValueError(f"{out} exists: --force overwrites it, or {option} names another place.")
 
 
-def check_holds(out: Path, table: Table) -> None:
+def check_holds(out: Path, table: FileTable) -> None:
     """Raise ValueError if a file of this name cannot hold the columns of a table."""
     if out.suffix.lower() == ".parquet":
         return

@@ -9,8 +9,8 @@ import typer
 
 import jaxcal as jc
 from jaxcal.cli import console, words
-from jaxcal.cli.columns import Roles, Rows
-from jaxcal.cli.files import Table
+from jaxcal.cli.columns import Roles, TableRows
+from jaxcal.cli.files import FileTable
 from jaxcal.cli.options import Decimal, Encoding, Separator, Thousands, csv_format, told
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def monitor(
     _checks.check_at_least("--calibration-rows", calibration_rows, 1)
     for name, value in (("--confidence-level", confidence_level), ("--significance", significance)):
         _checks.check_fraction(name, value)
-    table = Table.read(file, csv_format(separator, decimal, thousands, encoding))
+    table = FileTable.read(file, csv_format(separator, decimal, thousands, encoding))
     roles = Roles(target, prediction, std)
     roles.check(table)
     y = table.numbers(target, may_be_missing=True)
@@ -59,7 +59,7 @@ def monitor(
             f"{file} has {len(known)} rows whose target is known; more than the {calibration_rows} calibration rows "
             "are needed: give fewer by --calibration-rows."
         )
-    rows = Rows.read(table, roles, with_targets=False)
+    rows = TableRows.read(table, roles, with_targets=False)
     first, new = known[:calibration_rows], known[calibration_rows:]
     base, new_base = rows.take(first).base, rows.take(new).base
     with words.of_rows(table, first):
@@ -78,7 +78,7 @@ def monitor(
     console.say(f"{check}{when}\n\n{following}")
 
 
-def _in_order(table: Table, time: str | None) -> tuple[np.ndarray, list[str] | None]:
+def _in_order(table: FileTable, time: str | None) -> tuple[np.ndarray, list[str] | None]:
     """The numbers of the rows in the order of time, and the time of every row in words; None without times."""
     if time is None:
         return np.arange(len(table)), None

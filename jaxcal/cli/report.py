@@ -16,7 +16,7 @@ import jaxcal as jc
 from jaxcal._files import replacing
 from jaxcal.cli import console
 from jaxcal.cli.columns import Roles
-from jaxcal.cli.files import Table
+from jaxcal.cli.files import FileTable
 
 if TYPE_CHECKING:
     from jaxcal.distributions import Distribution
@@ -40,7 +40,7 @@ class Measured:
     """
 
     roles: Roles
-    table: Table
+    table: FileTable
     method: str
     num_fitting: int
     seed: int

@@ -118,7 +118,7 @@ class Text:
     def _rewritten(self) -> bytes:
         """The same records without blank lines, with quotes by the standard."""
         separator, rewritten = str(self.format.separator), io.StringIO()
-        records = filter(None, _records(_Lines(self.utf8), separator))
+        records = filter(None, _records(_TextLines(self.utf8), separator))
         csv.writer(rewritten, delimiter=separator, lineterminator="\n").writerows(records)
         return rewritten.getvalue().encode()
 
@@ -159,7 +159,7 @@ class Text:
         yield self.utf8[self.ends[-1] :]
 
 
-class _Lines:
+class _TextLines:
     """The lines of a text. `end` is the position where the last line ended, before its line end."""
 
     def __init__(self, utf8: bytes) -> None:
@@ -175,7 +175,7 @@ class _Lines:
             start += len(line)
 
 
-def _records(lines: _Lines, separator: str) -> Any:
+def _records(lines: _TextLines, separator: str) -> Any:
     """A reader of records. Its `line_num` is the number of lines that were read."""
     csv.field_size_limit(2**31 - 1)  # the limit of polars
     return csv.reader(lines, delimiter=separator, strict=True)
@@ -187,7 +187,7 @@ def _find_records(utf8: bytes, separator: str, file: Path) -> tuple[np.ndarray, 
     Raises:
         ValueError: if there is no record, a record has too many or too few fields, or two columns have the same name.
     """
-    lines = _Lines(utf8)
+    lines = _TextLines(utf8)
     reader = _records(lines, separator)
     names, ends, rows, start = [], [], [], 1
     try:
@@ -237,7 +237,7 @@ def _num_agreeing(utf8: bytes, separator: str) -> int:
     """How many of the first records have as many fields as the header; 0 if the header has one field."""
     widths = []
     try:
-        for fields in islice(_records(_Lines(utf8), separator), _FIRST_RECORDS):
+        for fields in islice(_records(_TextLines(utf8), separator), _FIRST_RECORDS):
             widths.append(len(fields))
     except csv.Error:
         pass  # the separator is another one, or the error is reported when the records are read

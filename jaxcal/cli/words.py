@@ -11,7 +11,7 @@ from functools import partial
 
 import numpy as np
 
-from jaxcal.cli.files import Table
+from jaxcal.cli.files import FileTable
 
 _LARGER_GROUPS = "Fit to more rows of small groups, by --calibration-fraction, or put small groups together."
 _NARROWER = "It is finite with more calibration rows, or at levels nearer to 0.5."
@@ -71,7 +71,7 @@ _PYTHON = re.compile(r"\b[a-z_]+=|\bjax(cal)?\.[a-z]")
 
 
 @contextmanager
-def of_rows(table: Table, rows: np.ndarray | None = None) -> Iterator[None]:
+def of_rows(table: FileTable, rows: np.ndarray | None = None) -> Iterator[None]:
     """Inside, the library warns and refuses in words of the command line.
 
     Args:
@@ -92,7 +92,7 @@ def of_rows(table: Table, rows: np.ndarray | None = None) -> Iterator[None]:
             raise ValueError(reworded(str(error), table, rows)) from error
 
 
-def reworded(message: str, table: Table, rows: np.ndarray | None = None) -> str:
+def reworded(message: str, table: FileTable, rows: np.ndarray | None = None) -> str:
     """A message of the library in words of the command line; nothing where another one says the same."""
     text = " ".join(message.split())
     for pattern, words in _RULES:
@@ -101,7 +101,7 @@ def reworded(message: str, table: Table, rows: np.ndarray | None = None) -> str:
     return " ".join(filter(lambda sentence: not _PYTHON.search(sentence), sentences)) or text
 
 
-def _filled(words: str, table: Table, rows: np.ndarray | None, found: re.Match[str]) -> str:
+def _filled(words: str, table: FileTable, rows: np.ndarray | None, found: re.Match[str]) -> str:
     """The words, with what was found and where that is in the file."""
     parts = {name: value or "" for name, value in found.groupdict().items()} | {"file": str(table.file)}
     if "row" in parts:

@@ -202,7 +202,7 @@ def pbp_split(name: str, k: int) -> tuple[Int[np.ndarray, " train"], Int[np.ndar
     return orders[k, :num_train], orders[k, num_train:]
 
 
-class _Table(NamedTuple):
+class _StoredSet(NamedTuple):
     """The content of a file: a set with all its targets."""
 
     x: Float[np.ndarray, "n d"]
@@ -252,7 +252,7 @@ def _fetch(original: Original) -> Path:
     return Path(path)
 
 
-def _read_original(original: Original, path: Path) -> _Table:
+def _read_original(original: Original, path: Path) -> _StoredSet:
     positions = {name: i for i, name in enumerate(original.columns.split())}
     table = np.loadtxt(
         path,
@@ -264,16 +264,16 @@ def _read_original(original: Original, path: Path) -> _Table:
     features = tuple(name for name in positions if name not in original.targets)
     x, y = (table[:, [positions[name] for name in names]] for names in (features, original.targets))
     categorical = tuple(map(features.index, original.levels))
-    return _Table(x=x, y=y, feature_names=features, target_names=original.targets, categorical=categorical)
+    return _StoredSet(x=x, y=y, feature_names=features, target_names=original.targets, categorical=categorical)
 
 
-def _read_diabetes() -> _Table:
+def _read_diabetes() -> _StoredSet:
     try:
         from sklearn.datasets import load_diabetes
     except ImportError as error:
         raise ImportError("diabetes needs scikit-learn: pip install 'jaxcal[data]'.") from error
     bunch: Any = load_diabetes(scaled=False)
-    return _Table(
+    return _StoredSet(
         x=bunch.data,
         y=bunch.target[:, None],
         feature_names=tuple(bunch.feature_names),
@@ -282,7 +282,7 @@ def _read_diabetes() -> _Table:
     )
 
 
-def _read_npz(path: Path) -> _Table:
+def _read_npz(path: Path) -> _StoredSet:
     with _open_npz(path) as arrays:
         missing = {"x", "y", "feature_names", "target_names", "categorical"}.difference(arrays.files)
         if missing:
@@ -290,7 +290,7 @@ def _read_npz(path: Path) -> _Table:
         x, y = arrays["x"].astype(float), arrays["y"].astype(float)
         features, targets = (tuple(map(str, arrays[each])) for each in ("feature_names", "target_names"))
         categorical, columns = tuple(map(int, arrays["categorical"])), y.reshape(len(y), -1)
-        table = _Table(x=x, y=columns, feature_names=features, target_names=targets, categorical=categorical)
+        table = _StoredSet(x=x, y=columns, feature_names=features, target_names=targets, categorical=categorical)
     if x.shape != (len(y), len(features)) or table.y.shape[1] != len(targets):
         raise ValueError(
             f"{path} does not fit together: x has shape {x.shape} and y {y.shape}, with "

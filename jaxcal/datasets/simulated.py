@@ -80,7 +80,7 @@ def heteroscedastic_moments(
     return problem.mean(t), problem.std(t)
 
 
-class _Problem(NamedTuple):
+class _SimulatedProblem(NamedTuple):
     """Inputs on [0, width]^inputs; mean and std are functions of their sum."""
 
     inputs: int
@@ -90,15 +90,15 @@ class _Problem(NamedTuple):
 
 
 _PROBLEMS = {
-    "g": _Problem(1, 1.0, lambda x: 2 * np.sin(2 * np.pi * x), lambda x: (x + 1) / 2),
-    "y": _Problem(
+    "g": _SimulatedProblem(1, 1.0, lambda x: 2 * np.sin(2 * np.pi * x), lambda x: (x + 1) / 2),
+    "y": _SimulatedProblem(
         1,
         1.0,
         lambda x: 2 * (np.exp(-30 * (x - 0.25) ** 2) + np.sin(np.pi * x**2)) - 2,
         lambda x: np.exp(np.sin(2 * np.pi * x)) / 3,
     ),
-    "w": _Problem(
+    "w": _SimulatedProblem(
         1, np.pi, lambda x: np.sin(2.5 * x) * np.sin(1.5 * x), lambda x: 0.01 + 0.25 * (1 - np.sin(2.5 * x)) ** 2
     ),
-    "5d": _Problem(5, 1.0, np.zeros_like, lambda t: 0.45 * (np.cos(np.pi + 5 * t) + 1.2)),
+    "5d": _SimulatedProblem(5, 1.0, np.zeros_like, lambda t: 0.45 * (np.cos(np.pi + 5 * t) + 1.2)),
 }

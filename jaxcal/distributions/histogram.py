@@ -224,15 +224,15 @@ class Histogram(Distribution):
         spread = lambda mask: xp.broadcast_to(xp.asarray(mask), self.masses.shape)
         return _Bins(edges[..., :-1], edges[..., 1:], spread(is_first), spread(is_last))
 
-    def _bin_of(self, y: Float[AnyArray, "*n"]) -> "_Found":
+    def _bin_of(self, y: Float[AnyArray, "*n"]) -> "_BinOfRows":
         """The bin of each row's value. A value at an inner edge lies in the upper bin."""
         return self._at((self._edges[..., 1:-1] <= y[..., None]).sum(-1), self._levels)
 
-    def _at(self, number: Int[AnyArray, "*n"], levels: Float[AnyArray, "*n k1"]) -> "_Found":
+    def _at(self, number: Int[AnyArray, "*n"], levels: Float[AnyArray, "*n k1"]) -> "_BinOfRows":
         """The bin of this number in each row, with the cdf at the edges."""
         take = lambda values, number: namespace(values).take_along_axis(values, number[..., None], axis=-1)[..., 0]
         last, edges = self.masses.shape[-1] - 1, self._edges
-        return _Found(
+        return _BinOfRows(
             start=take(edges, number),
             end=take(edges, number + 1),
             below=take(levels, number),
@@ -294,7 +294,7 @@ class _Bins(NamedTuple):
         return xp.where(self.is_tail, tail, uniform)
 
 
-class _Found(NamedTuple):
+class _BinOfRows(NamedTuple):
     """One bin of each row: its edges, the cdf there, its mass, and whether it is the first or the last."""
 
     start: Float[AnyArray, "*n"]

@@ -378,11 +378,11 @@ class ScaledQuantiles(Distribution):
         return place(self._curve.icdf(p), *self._units)
 
     @property
-    def _curve(self) -> "_Curve | _CurvesOfGroups":
+    def _curve(self) -> "_SharedQuantiles | _CurvesOfGroups":
         """The distribution of Z: one for all rows, or one for each group."""
         if isinstance(self.z, LinearTables) and self.group is not None:
             return _CurvesOfGroups(self.z, self.group, self.new_weight, self.tails)
-        return _Curve(cast("JaxArray", self.levels), cast("JaxArray", self.z), self.tails, self.from_sample)
+        return _SharedQuantiles(cast("JaxArray", self.levels), cast("JaxArray", self.z), self.tails, self.from_sample)
 
     @property
     def _units(self) -> tuple[Float[JaxArray, "*n"], Float[JaxArray, "*n"]]:
@@ -396,7 +396,7 @@ class ScaledQuantiles(Distribution):
         return error, error / namespace(scale).where(scale > 0, scale, 1)
 
 
-class _Curve(NamedTuple):
+class _SharedQuantiles(NamedTuple):
     """A distribution of Z that is the same for all rows.
 
     Attributes:
@@ -523,7 +523,7 @@ class _Curve(NamedTuple):
 class _CurvesOfGroups(NamedTuple):
     """The distributions of Z of all groups, in units of each group, and the number of each row's group [n].
 
-    The methods are the methods of `_Curve`.
+    The methods are the methods of `_SharedQuantiles`.
     """
 
     tables: LinearTables

@@ -138,13 +138,13 @@ class SmoothQuantiles(Distribution):
             return at_levels(self.quantile, levels, self._center)
         u = student_t.icdf(levels.astype(self.values.dtype), self.df)
         place = namespace(u).searchsorted(self._knots.t, u)
-        return _on_line(_Lines(*(part[..., place] for part in self._lines)), u)
+        return _on_line(_Segments(*(part[..., place] for part in self._lines)), u)
 
     def quantile(self, p: Float[AnyArray, "*n"]) -> Float[AnyArray, "*n"]:
         """q at the Student t quantile of the level."""
         u = student_t.icdf(p, self._df)
         place = (_like(self.values, self._knots.t)[0] < u[..., None]).sum(-1)
-        return _on_line(_Lines(*(_at(part, place) for part in self._lines)), u)
+        return _on_line(_Segments(*(_at(part, place) for part in self._lines)), u)
 
     @property
     def _df(self) -> Float[AnyArray, "*n"]:
@@ -157,16 +157,16 @@ class SmoothQuantiles(Distribution):
         return self.values[..., self.values.shape[-1] // 2]
 
     @property
-    def _lines(self) -> "_Lines":
+    def _lines(self) -> "_Segments":
         """The lines of q below, between and above the knots."""
         xp, t = namespace(self.values), self._knots.t
         first = np.maximum(np.arange(t.shape[-1] + 1) - 1, 0)  # the knot before each line; the first knot for line 0
         slope = xp.diff(self.values, axis=-1) / _like(self.values, xp.diff(t))[0]
         slope = xp.concatenate([slope[..., :1], slope, slope[..., -1:]], axis=-1)
-        return _Lines(self.values[..., first], _like(slope, t[..., first])[0], slope)
+        return _Segments(self.values[..., first], _like(slope, t[..., first])[0], slope)
 
 
-class _Lines(NamedTuple):
+class _Segments(NamedTuple):
     """Lines of q, one for each interval between knots: the value at a knot, the knot's place, and the slope."""
 
     start: Float[AnyArray, "..."]
@@ -174,7 +174,7 @@ class _Lines(NamedTuple):
     slope: Float[AnyArray, "..."]
 
 
-class _Score(NamedTuple):
+class _Places(NamedTuple):
     """The u at which q has the value of each row, the slope of q there, and the number of the line.
 
     Where the slope is 0, u is infinite.
@@ -185,17 +185,17 @@ class _Score(NamedTuple):
     place: Int[AnyArray, "*n"]
 
 
-def _score(values: Float[AnyArray, "*n k"], lines: _Lines, y: Float[AnyArray, "*n"]) -> _Score:
+def _score(values: Float[AnyArray, "*n k"], lines: _Segments, y: Float[AnyArray, "*n"]) -> _Places:
     """The u with q(u) = y, for the q through these values and on these lines."""
     xp = namespace(values)
     place = (values <= y[..., None]).sum(-1)
     start, at, slope = (_at(part, place) for part in lines)
     distance, positive = y - start, slope > 0
     beside = xp.where(distance < 0, xp.full_like(y, -np.inf), np.inf)
-    return _Score(xp.where(positive, at + distance / xp.where(positive, slope, 1), beside), slope, place)
+    return _Places(xp.where(positive, at + distance / xp.where(positive, slope, 1), beside), slope, place)
 
 
-def _on_line(line: _Lines, u: Float[AnyArray, "..."]) -> Float[AnyArray, "..."]:
+def _on_line(line: _Segments, u: Float[AnyArray, "..."]) -> Float[AnyArray, "..."]:
     """The values at u. A line with slope 0 has one value, also where u is infinite."""
     xp = namespace(line.start)
     return line.start + line.slope * xp.where(line.slope > 0, xp.broadcast_to(u, line.slope.shape) - line.at, 0)

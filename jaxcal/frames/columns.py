@@ -336,7 +336,7 @@ def as_data(
     return columns, inputs, y
 
 
-class _Found(NamedTuple):
+class _ColumnKind(NamedTuple):
     """The content of a column: its labels and the most frequent label, or the median of an incomplete column."""
 
     categories: tuple[Label, ...] | None = None
@@ -344,9 +344,9 @@ class _Found(NamedTuple):
     median: float | None = None
 
 
-def _found_in_array(x: ArrayLike, layout: Layout, chosen: tuple[int, ...], missing: bool) -> list[_Found]:
+def _found_in_array(x: ArrayLike, layout: Layout, chosen: tuple[int, ...], missing: bool) -> list[_ColumnKind]:
     if not (chosen or missing):
-        return [_Found()] * layout.num_columns
+        return [_ColumnKind()] * layout.num_columns
     if _checks.is_traced(x):
         raise TypeError("x is traced, but its categories must be known: call fit outside jit, vmap and grad.")
     matrix = np.asarray(_checks.as_numbers("x", x))
@@ -356,26 +356,26 @@ def _found_in_array(x: ArrayLike, layout: Layout, chosen: tuple[int, ...], missi
     return [of[place in chosen](layout.called(place), column) for place, column in enumerate(matrix.T)]
 
 
-def _found_in_labels(_: str, column: np.ndarray) -> _Found:
+def _found_in_labels(_: str, column: np.ndarray) -> _ColumnKind:
     labels, counts = np.unique(column, return_counts=True)
-    return _Found(tuple(None if np.isnan(label) else label for label in labels.tolist()), int(counts.argmax()))
+    return _ColumnKind(tuple(None if np.isnan(label) else label for label in labels.tolist()), int(counts.argmax()))
 
 
-def _found_in_numbers(name: str, values: np.ndarray) -> _Found:
+def _found_in_numbers(name: str, values: np.ndarray) -> _ColumnKind:
     missing = np.isnan(values)
     if missing.all():
         raise ValueError(f"{name} of x has no value at all: drop it.")
-    return _Found(median=float(np.median(values[~missing])) if missing.any() else None)
+    return _ColumnKind(median=float(np.median(values[~missing])) if missing.any() else None)
 
 
-def _found_in_frame(x: Any, layout: Layout, chosen: tuple[int, ...]) -> list[_Found]:
+def _found_in_frame(x: Any, layout: Layout, chosen: tuple[int, ...]) -> list[_ColumnKind]:
     return [
         _found_in_column(layout.called(place), column, place in chosen)
         for place, column in enumerate(as_frame(x).iter_columns())
     ]
 
 
-def _found_in_column(name: str, column: Any, categorical: bool) -> _Found:
+def _found_in_column(name: str, column: Any, categorical: bool) -> _ColumnKind:
     has_labels = holds_labels(name, column)
     if not (categorical or has_labels):
         return _found_in_numbers(name, numbers(name, column))
@@ -385,7 +385,7 @@ def _found_in_column(name: str, column: Any, categorical: bool) -> _Found:
             f"{name} of x holds {len(labels)} different labels in {len(number)} rows: it seems to name "
             "the rows. Drop it, or name it in categorical=."
         )
-    return _Found(labels, int(np.bincount(number).argmax()))
+    return _ColumnKind(labels, int(np.bincount(number).argmax()))
 
 
 def _shown(label: Label) -> str:

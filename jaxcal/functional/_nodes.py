@@ -14,7 +14,7 @@ from jaxcal._numpy import AnyArray, in_jax, namespace
 from jaxcal.functional import _wavelet
 
 
-class Layout(NamedTuple):
+class NodeOrder(NamedTuple):
     """Rows in the order of their nodes; the rows of no node come last, like one more node."""
 
     nodes: AnyArray | None
@@ -32,7 +32,7 @@ class Layout(NamedTuple):
 class Ranked(NamedTuple):
     """Residuals in two orders: as they came, and in increasing order within their nodes."""
 
-    layout: Layout
+    layout: NodeOrder
     residuals: AnyArray
     """[n], minus the node's median, in units of the node's mean deviation from it; 0 for rows of no node."""
     ranks: AnyArray
@@ -43,7 +43,7 @@ class Ranked(NamedTuple):
     """[padded], the sums of the residuals with lower ranks."""
 
 
-class Problem(eqx.Module):
+class SplitSearch(eqx.Module):
     """The rows of a search for splits, and which splits are admissible; the attributes are as in `best_splits`."""
 
     x: Float[AnyArray, "n d"]
@@ -58,7 +58,7 @@ class Problem(eqx.Module):
     @classmethod
     def of(
         cls, x: Any, residuals: Any, orders: Any, nodes: Any, min_leaf: int, num_nodes: int, center: str, step: int
-    ) -> "Problem":
+    ) -> "SplitSearch":
         """The checked arguments."""
         x = _checks.as_matrix("x", x)
         residuals = _checks.as_vector("residuals", residuals, length=x.shape[0])
@@ -74,12 +74,12 @@ class Problem(eqx.Module):
         return cls(x, residuals, orders, nodes, in_jax(np.int32(min_leaf)), num_nodes, center, step)
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> NodeOrder:
         """The places of the rows of every node."""
         return layout_of(self.nodes, self.x, self.num_nodes)
 
 
-def layout_of(nodes: AnyArray | None, rows: AnyArray, num_nodes: int) -> Layout:
+def layout_of(nodes: AnyArray | None, rows: AnyArray, num_nodes: int) -> NodeOrder:
     """The places of the rows of every node."""
     xp, n = namespace(rows), rows.shape[0]
     places = xp.arange(_wavelet.padded_length(n), dtype=np.int32)
@@ -90,7 +90,7 @@ def layout_of(nodes: AnyArray | None, rows: AnyArray, num_nodes: int) -> Layout:
         size = number_of_each(nodes, num_nodes + 1)
     first = xp.cumsum(size, dtype=np.int32) - size
     node = xp.searchsorted(first[1:], places, side="right").astype(np.int32)
-    return Layout(nodes=nodes, node=node, first=first, size=size, start=first[node], end=(first + size)[node])
+    return NodeOrder(nodes=nodes, node=node, first=first, size=size, start=first[node], end=(first + size)[node])
 
 
 def number_of_each(numbers: AnyArray, length: int) -> AnyArray:
@@ -100,7 +100,7 @@ def number_of_each(numbers: AnyArray, length: int) -> AnyArray:
     return jnp.zeros(length, jnp.int32).at[numbers].add(1)
 
 
-def by_node(order: AnyArray, layout: Layout) -> AnyArray:
+def by_node(order: AnyArray, layout: NodeOrder) -> AnyArray:
     """An order of rows, sorted by node; within each node the order does not change."""
     if layout.nodes is None:
         return order
@@ -108,12 +108,12 @@ def by_node(order: AnyArray, layout: Layout) -> AnyArray:
     return order[_wavelet.stable_order(layout.nodes[order].astype(jnp.uint32), bits)]
 
 
-def nodes_of_rows(layout: Layout, rows: AnyArray) -> AnyArray:
+def nodes_of_rows(layout: NodeOrder, rows: AnyArray) -> AnyArray:
     """The node of every row [n]."""
     return namespace(rows).zeros(rows.shape[0], np.int32) if layout.nodes is None else layout.nodes
 
 
-def means_of_nodes(values: AnyArray, layout: Layout) -> AnyArray:
+def means_of_nodes(values: AnyArray, layout: NodeOrder) -> AnyArray:
     """The mean of the values [n] of every node's rows [k + 1]."""
     nodes, number, xp = nodes_of_rows(layout, values), layout.size.shape[0], namespace(values)
     by_numpy = lambda: np.bincount(nodes, values, number).astype(values.dtype)
@@ -121,7 +121,7 @@ def means_of_nodes(values: AnyArray, layout: Layout) -> AnyArray:
     return sums / xp.maximum(layout.size, 1).astype(values.dtype)
 
 
-def over_nodes(kind: str, values: AnyArray, layout: Layout) -> AnyArray:
+def over_nodes(kind: str, values: AnyArray, layout: NodeOrder) -> AnyArray:
     """The "max", "min" or "sum" of the values [padded] over the places of every node, [k + 1]."""
     number = layout.size.shape[0]
     if namespace(values) is jnp:
@@ -134,7 +134,7 @@ def over_nodes(kind: str, values: AnyArray, layout: Layout) -> AnyArray:
     return results
 
 
-def rank(residuals: AnyArray, layout: Layout) -> Ranked:
+def rank(residuals: AnyArray, layout: NodeOrder) -> Ranked:
     """Rank and standardize the residuals within their nodes; neither their center nor their unit matters to T."""
     xp, n, nodes = namespace(residuals), residuals.shape[0], nodes_of_rows(layout, residuals)
     order = by_node(_wavelet.float_order(residuals), layout)
@@ -154,7 +154,7 @@ def rank(residuals: AnyArray, layout: Layout) -> Ranked:
     )
 
 
-def admissible_cuts(column: AnyArray, layout: Layout, min_leaf: ArrayLike, step: int) -> AnyArray:
+def admissible_cuts(column: AnyArray, layout: NodeOrder, min_leaf: ArrayLike, step: int) -> AnyArray:
     """Whether a cut before each place [padded] may split the node there; `column` is sorted within each node."""
     xp = namespace(column)
     cut = xp.arange(layout.node.shape[0], dtype=np.int32)
@@ -165,7 +165,7 @@ def admissible_cuts(column: AnyArray, layout: Layout, min_leaf: ArrayLike, step:
     return enough & visited & (layout.node < layout.first.shape[0] - 1) & (column[:-1] < column[1:])
 
 
-def centered_deviations(residuals: AnyArray, layout: Layout, center: str) -> AnyArray:
+def centered_deviations(residuals: AnyArray, layout: NodeOrder, center: str) -> AnyArray:
     """|e - center of the node| minus its mean over the node; the residuals are centered on their node's median."""
     nodes = nodes_of_rows(layout, residuals)
     less_mean = lambda values: values - means_of_nodes(values, layout)[nodes]

@@ -32,8 +32,8 @@ from jaxcal._numpy import AnyArray, namespace, numpy_or_jit
 from jaxcal.functional import _wavelet, student_t
 from jaxcal.functional._loops import over_leading_axis
 from jaxcal.functional._nodes import (
-    Problem,
     Ranked,
+    SplitSearch,
     admissible_cuts,
     by_node,
     centered_deviations,
@@ -53,7 +53,7 @@ _AT_ONCE = 16
 _FEW_ROWS = 20_000
 
 
-class Split(NamedTuple):
+class LeveneSplit(NamedTuple):
     """The best split of a node, or of every node [k]: rows with x[:, feature] <= threshold go left.
 
     There is no split if none is admissible, or if all of them have statistic 0. Then `feature` is -1, `threshold` is
@@ -103,7 +103,7 @@ def best_split(
     center: str = "median",
     step: int = 1,
     orders: ArrayLike | None = None,
-) -> Split:
+) -> LeveneSplit:
     """The split of all rows with the largest |T|, over all features and all admissible thresholds, exactly.
 
     A split is admissible if it leaves at least `min_leaf` rows on either side and keeps equal values of its feature
@@ -130,7 +130,7 @@ def best_split(
         >>> int(split.feature), float(split.threshold), int(split.num_left), f"{split.statistic:.2f}"
         (0, 3.0, 3, '3.39')
     """
-    return _of_one(_search(Problem.of(x, residuals, orders, None, min_leaf, 1, center, step)))
+    return _of_one(_search(SplitSearch.of(x, residuals, orders, None, min_leaf, 1, center, step)))
 
 
 def best_splits(
@@ -143,7 +143,7 @@ def best_splits(
     center: str = "median",
     step: int = 1,
     orders: ArrayLike | None = None,
-) -> Split:
+) -> LeveneSplit:
     """The `best_split` of every node of a level of a tree: one search over all rows, however many nodes they are in.
 
     Args:
@@ -170,7 +170,7 @@ def best_splits(
         >>> print(splits.feature, splits.threshold, splits.num_left, splits.num_rows)
         [0 0] [2. 7.] [2 2] [4 4]
     """
-    return _search(Problem.of(x, residuals, orders, nodes, min_leaf, num_nodes, center, step))
+    return _search(SplitSearch.of(x, residuals, orders, nodes, min_leaf, num_nodes, center, step))
 
 
 def best_subset(
@@ -393,12 +393,12 @@ def _statistic(left: _Side, right: _Side, squares: AnyArray) -> AnyArray:
     return xp.where(varies, (means[0] - means[1]) / xp.sqrt(variance), 0)
 
 
-def _has_few_rows(problem: Problem) -> bool:
+def _has_few_rows(problem: SplitSearch) -> bool:
     return problem.x.shape[0] <= _FEW_ROWS
 
 
 @numpy_or_jit(when=_has_few_rows)
-def _search(problem: Problem) -> Split:
+def _search(problem: SplitSearch) -> LeveneSplit:
     """The best split of every node, one feature after the other."""
     layout, xp, num_nodes = problem.layout, namespace(problem.x), problem.num_nodes
     ranked = rank(problem.residuals, layout)
@@ -423,7 +423,7 @@ def _search(problem: Problem) -> Split:
     exists = best.max(0) > 0
     chosen = lambda parts, default: xp.where(exists, xp.take_along_axis(parts, feature[None], 0)[0], default)
     statistic, num_rows = chosen(best, 0), layout.size[:num_nodes]
-    return Split(
+    return LeveneSplit(
         statistic=statistic,
         feature=xp.where(exists, feature, -1),
         threshold=chosen(threshold, np.inf),
@@ -434,7 +434,7 @@ def _search(problem: Problem) -> Split:
     )
 
 
-def _of_one(split: Split) -> Split:
+def _of_one(split: LeveneSplit) -> LeveneSplit:
     """The split of the only node."""
     return jax.tree.map(lambda part: part[0], split)
 
@@ -593,7 +593,7 @@ def _best_of_cuts(
     means = jnp.where(number > 0, total / jnp.maximum(number, 1), jnp.inf)
     place = jnp.argsort(jnp.argsort(means)).astype(residuals.dtype)
     x = jnp.pad(place, (0, 1))[bins][:, None]
-    problem = Problem(
+    problem = SplitSearch(
         x, residuals, orders=None, nodes=nodes, min_leaf=jnp.asarray(min_leaf), num_nodes=1, center=center, step=1
     )
     split = _of_one(_search(problem))

@@ -25,7 +25,7 @@ from jaxcal.functional.tables import GroupOfRows, OfRows, OfValues, Starts, mome
 TAILS = ("constant", "normal")
 
 
-class Levels(eqx.Module):
+class GroupLevels(eqx.Module):
     """The values of groups 0, 1, ..., and their levels.
 
     Attributes:
@@ -41,8 +41,8 @@ class Levels(eqx.Module):
     total: Float[JaxArray, " groups"]
 
 
-class LinearTables(Levels):
-    """`Levels` with sums that are computed in advance; made by `make`.
+class LinearTables(GroupLevels):
+    """`GroupLevels` with sums that are computed in advance; made by `make`.
 
     Attributes:
         center: the mean of each group [groups], the zero of its unit.
@@ -140,7 +140,7 @@ def _make(
     behind = jnp.where(is_last[:, None], 0, jnp.roll(width[:, None] * powers(rest), -1, axis=0))
     steps = jnp.stack([width[:, None] * powers(middle), behind[::-1]])
     below, above = jax.vmap(sums_within)(steps, jnp.stack([is_first, is_last[::-1]]))
-    levels = Levels(z, middle, start, total)
+    levels = GroupLevels(z, middle, start, total)
     return LinearTables(
         values=z,
         middle=middle,
@@ -156,7 +156,7 @@ def _make(
 
 
 def _density(
-    levels: Levels,
+    levels: GroupLevels,
     spread: Float[JaxArray, " groups"],
     group: Int[JaxArray, " m"],
     at_ends: Int[JaxArray, " b"],
@@ -209,7 +209,7 @@ def cdf(
 
 
 def quantile(
-    tables: Levels, group: GroupOfRows, p: OfRows, new_weight: OfRows | None = None, tails: str = "constant"
+    tables: GroupLevels, group: GroupOfRows, p: OfRows, new_weight: OfRows | None = None, tails: str = "constant"
 ) -> OfRows:
     """The quantile of each row's table at levels p in [0, 1], in units of its group; the arguments are as for `cdf`.
 
@@ -299,7 +299,7 @@ def log_density(tables: LinearTables, group: GroupOfRows, u: OfRows, new_weight:
     return xp.where(unit > 0, log_density, -np.inf)
 
 
-def _rows(tables: Levels, group: GroupOfRows, new_weight: OfRows | None) -> tuple[JaxArray, ...]:
+def _rows(tables: GroupLevels, group: GroupOfRows, new_weight: OfRows | None) -> tuple[JaxArray, ...]:
     """w / 2 and W + w of every row, and where the table of its group begins and ends."""
     start, end, total = tables.start[group], tables.start[group + 1], tables.total[group]
     new = total / (end - start).astype(total.dtype) if new_weight is None else new_weight
@@ -321,7 +321,7 @@ def _read(
 
 
 def _end(
-    tables: Levels, group: GroupOfRows, upper: Bool[JaxArray, " n"], half: OfRows, whole: OfRows
+    tables: GroupLevels, group: GroupOfRows, upper: Bool[JaxArray, " n"], half: OfRows, whole: OfRows
 ) -> tuple[OfRows, OfRows]:
     """The mass beyond the upper or lower outermost value of each row's table, and this value, negated if lower."""
     xp, first, last = namespace(half), tables.start[group], tables.start[group + 1] - 1
@@ -329,7 +329,9 @@ def _end(
     return (outside + half) / whole, xp.where(upper, tables.values[last], -tables.values[first])
 
 
-def _nearest_end(tables: Levels, group: GroupOfRows, u: OfRows, half: OfRows, whole: OfRows) -> tuple[JaxArray, ...]:
+def _nearest_end(
+    tables: GroupLevels, group: GroupOfRows, u: OfRows, half: OfRows, whole: OfRows
+) -> tuple[JaxArray, ...]:
     """Whether u reaches the upper end, the mass and the end on u's side, and u (negated if lower), at least the end."""
     xp = namespace(tables.values, u)
     upper = u >= tables.values[tables.start[group + 1] - 1]

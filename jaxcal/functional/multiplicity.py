@@ -13,7 +13,7 @@ from jaxcal import _checks
 from jaxcal._numpy import AnyArray, namespace, numpy_or_jit, special
 from jaxcal.functional import _wavelet
 from jaxcal.functional._loops import scan
-from jaxcal.functional._nodes import Problem, admissible_cuts, by_node, centered_deviations, over_nodes, rank
+from jaxcal.functional._nodes import SplitSearch, admissible_cuts, by_node, centered_deviations, over_nodes, rank
 from jaxcal.functional.levene import feature_orders, log_p_value
 from jaxcal.functional.linalg import sqrt
 
@@ -156,12 +156,12 @@ def permutation_log_p(
     """
     _checks.check_key(key)
     _checks.check_at_least("num_permutations", num_permutations, 1)
-    problem = Problem.of(x, residuals, orders, nodes, min_leaf, num_nodes, center, step)
+    problem = SplitSearch.of(x, residuals, orders, nodes, min_leaf, num_nodes, center, step)
     return _permutation_log_p(key, problem, num_permutations)
 
 
 @partial(jax.jit, static_argnames="num_permutations")
-def _permutation_log_p(key: PRNGKeyArray, problem: Problem, num_permutations: int) -> Float[AnyArray, " k"]:
+def _permutation_log_p(key: PRNGKeyArray, problem: SplitSearch, num_permutations: int) -> Float[AnyArray, " k"]:
     """`permutation_log_p`: the rows of a node in random order are a ring, which a power of the cycle turns."""
     n, layout, num_nodes = problem.x.shape[0], problem.layout, problem.num_nodes
     deviations = centered_deviations(rank(problem.residuals, layout).residuals, layout, problem.center)

@@ -225,7 +225,7 @@ def _duals(vertex: Vertex, level: Array) -> Array:
     return outside.at[vertex.basis].set(vertex.duals)
 
 
-class _State(NamedTuple):
+class _PathState(NamedTuple):
     """A path between two steps."""
 
     at: Vertex
@@ -241,13 +241,13 @@ def _follow(
     """The vertex at the end of a path; the rest of its length, 0 unless it is unbounded; whether the steps ran out."""
     most = 100 + 20 * features.shape[1]
     residuals = moved - _dot(features, _dot(start.inverse, moved[start.basis]))
-    state = _State(start, residuals, length, jnp.zeros((), int), jnp.ones((), bool))
+    state = _PathState(start, residuals, length, jnp.zeros((), int), jnp.ones((), bool))
     step = partial(_step, features, level, direction)
     state = lax.while_loop(lambda state: state.going & (state.steps < most), step, state)
     return state.at, state.left, state.going
 
 
-def _step(features: Array, level: Array, direction: Array, state: _State) -> _State:
+def _step(features: Array, level: Array, direction: Array, state: _PathState) -> _PathState:
     """The duals move until one of the basis is at a bound; then its row leaves, and the next row that is met enters."""
     eps = float(jnp.finfo(features.dtype).eps)
     at, left = state.at, state.left
@@ -273,7 +273,7 @@ def _step(features: Array, level: Array, direction: Array, state: _State) -> _St
     residuals = (state.residuals - distance[entering] * speed).at[entering].set(0)
     vertex = jax.tree.map(partial(jnp.where, changes), new, at._replace(duals=duals))
     residuals = jnp.where(changes, residuals, state.residuals)
-    return _State(vertex, residuals, left, state.steps + 1, changes)
+    return _PathState(vertex, residuals, left, state.steps + 1, changes)
 
 
 def _exchanged(at: Vertex, features: Array, level: Array, leaving: Array, entering: Array, upwards: Array) -> Vertex:

@@ -96,7 +96,7 @@ def bound(
         >>> print(round(value, 4), round(gradient.noise, 4))
         -1.5155 -0.125
     """
-    problem = _Problem(points, rows, jitter, noise, relative, targets)
+    problem = _BoundTerms(points, rows, jitter, noise, relative, targets)
     known = problem.known()
     if known is None:
         return float("nan"), None
@@ -105,7 +105,7 @@ def bound(
     return fit / noise / 2 - known.half_log_det - log_noise / 2, problem.gradient(known)
 
 
-class _Problem:
+class _BoundTerms:
     """The arguments of `bound`, and the numbers that it needs more than once."""
 
     def __init__(

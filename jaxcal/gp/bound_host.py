@@ -13,8 +13,8 @@ from jaxtyping import Float
 from jaxcal._numpy import AnyArray, threads_for
 from jaxcal.functional import gp_host, noise, sparse_host
 from jaxcal.functional.gp_host import Part
-from jaxcal.gp.model import Data, Model, StudentT, bounds, penalty
-from jaxcal.gp.rows import NoiseAt, Rows, parts_of
+from jaxcal.gp.model import Data, Model, StudentTLikelihood, bounds, penalty
+from jaxcal.gp.rows import NoiseAt, ProcessData, parts_of
 
 Vector = Float[np.ndarray, "_"]
 
@@ -30,7 +30,7 @@ def loss_of(
         jitter: as a fraction of the prior variance.
         with_inducing: whether the inducing points move.
     """
-    evidence = _Evidence(model, data, jitter, with_inducing=with_inducing)
+    evidence = _BoundObjective(model, data, jitter, with_inducing=with_inducing)
     low, high = (np.asarray(bound, float) for bound in bounds(model, data))
 
     def loss(vector: Vector) -> tuple[float, Vector]:
@@ -42,11 +42,11 @@ def loss_of(
     return loss
 
 
-class _Evidence:
+class _BoundObjective:
     """The evidence as a function of a vector: of kernels and noise, of Student t noise, and of inducing points."""
 
     def __init__(self, model: Model, data: Data, jitter: Float[AnyArray, ""], *, with_inducing: bool) -> None:
-        self.rows, self.jitter, self.model = Rows.of(model, data), float(jitter), model
+        self.rows, self.jitter, self.model = ProcessData.of(model, data), float(jitter), model
         self.number, n = self.rows.number, len(data.targets)
         self.points = None if model.inducing is None else [part.rows for part in parts_of(model.kernel, model.inducing)]
         self.moves = with_inducing
@@ -73,12 +73,12 @@ class _Evidence:
             parts.extend(map(np.ravel, slopes.points))
         return value, np.concatenate(parts)
 
-    def _split(self, vector: Vector) -> tuple[Vector, StudentT | None, list[np.ndarray] | None]:
+    def _split(self, vector: Vector) -> tuple[Vector, StudentTLikelihood | None, list[np.ndarray] | None]:
         """The three parts of a vector: for kernels and noise, for Student t noise, and the inducing points."""
         at, n = self.number, len(self.rows.targets)
         head, student, points = vector[:at], None, self.points
         if self.model.student_t is not None:
-            student = StudentT(vector[at], vector[at + 1 : at + 1 + n])
+            student = StudentTLikelihood(vector[at], vector[at + 1 : at + 1 + n])
             at += 1 + n
         if self.moves and points is not None:
             sizes = np.cumsum([each.size for each in points])[:-1]
@@ -128,9 +128,9 @@ class _Evidence:
 
 
 def _by_student_t(
-    student: StudentT, weights: Float[np.ndarray, " n"], grad_log_relative: Float[np.ndarray, " n"]
+    student: StudentTLikelihood, weights: Float[np.ndarray, " n"], grad_log_relative: Float[np.ndarray, " n"]
 ) -> Vector:
-    """The derivatives by the two arrays of `StudentT`, which also change the weights."""
+    """The derivatives by the two arrays of `StudentTLikelihood`, which also change the weights."""
     squares, df = np.exp(cast(np.ndarray, student.log_squares)), student.df
     grad_weights, grad_df = noise.student_t_slopes(weights, df)
     # The noise is common * relative / w, with w = (df + 1) / (df + square).

@@ -20,7 +20,7 @@ from jaxcal._numpy import AnyArray, part
 from jaxcal.functional import gp
 from jaxcal.gp import exact, race
 from jaxcal.gp import model as models
-from jaxcal.gp.model import Data, Found, Model, as_vector, one_of, some_rows
+from jaxcal.gp.model import Data, Model, SearchResult, as_vector, one_of, some_rows
 from jaxcal.gp.newton import Local
 from jaxcal.gp.process import Process, process_given
 from jaxcal.gp.protocols import Inference
@@ -29,7 +29,7 @@ from jaxcal.gp.protocols import Inference
 _ROWS_AT_ONCE = 256
 
 
-def search(initial_models: Model, data: Data, jitter: Float[AnyArray, ""], inference: Inference) -> Found:
+def search(initial_models: Model, data: Data, jitter: Float[AnyArray, ""], inference: Inference) -> SearchResult:
     """The hyperparameters of the greatest exact evidence of known rows, as `exact.exact_optimum`."""
     few, rungs, start = _begin(initial_models, data, inference)
     start, n, dtype = jax.device_get(start), len(data.targets), data.targets.dtype
@@ -66,7 +66,7 @@ def _near(models: Model, data: Data, jitter: Float[AnyArray, ""], vectors: Float
     return jax.vmap(exact.exact_objective(as_vector(one_of(models))[1], data, jitter))(vectors)
 
 
-def concluded(optimum: Found, data: Data, jitter: Float[AnyArray, ""]) -> Process:
+def concluded(optimum: SearchResult, data: Data, jitter: Float[AnyArray, ""]) -> Process:
     """The process of all rows at the hyperparameters found.
 
     Its weights in float32 are corrected by their residual in float64. Without this, means predicted from rows without
@@ -95,7 +95,11 @@ def _residual(
 
 @part
 def _concluded(
-    optimum: Found, data: Data, jitter: Float[AnyArray, ""], after: gp.Posterior, residual: Float[AnyArray, " n"] | None
+    optimum: SearchResult,
+    data: Data,
+    jitter: Float[AnyArray, ""],
+    after: gp.Posterior,
+    residual: Float[AnyArray, " n"] | None,
 ) -> Process:
     """The process, with weights a + G^-1 (y - G a): iterative refinement, Golub & Van Loan (2013), section 3.5.3."""
     if residual is not None:

@@ -20,7 +20,7 @@ from jaxcal._programs import exact_products
 from jaxcal.functional import gp
 from jaxcal.gp import model as models
 from jaxcal.gp import race
-from jaxcal.gp.model import Data, Found, Model, as_vector, number_of, one_of
+from jaxcal.gp.model import Data, Model, SearchResult, as_vector, number_of, one_of
 from jaxcal.gp.newton import Floats, Local
 from jaxcal.gp.protocols import Inference
 from jaxcal.optimize import Result
@@ -97,7 +97,7 @@ class Start(NamedTuple):
         return self.vectors.shape[0] > 2 and number > _MANY_ROWS
 
 
-def exact_optimum(initial_models: Model, data: Data, jitter: ArrayLike, inference: Inference) -> Found:
+def exact_optimum(initial_models: Model, data: Data, jitter: ArrayLike, inference: Inference) -> SearchResult:
     """The hyperparameters of the greatest exact evidence: isotropic ones, then by column if asked for.
 
     If there are many rows, some of them decide which two optima the ascents on all rows go to.
@@ -110,7 +110,7 @@ def exact_optimum(initial_models: Model, data: Data, jitter: ArrayLike, inferenc
     return best.as_found(model_of(best.place))
 
 
-class Optimum(NamedTuple):
+class EvidenceOptimum(NamedTuple):
     """The best place that was found.
 
     Attributes:
@@ -129,11 +129,11 @@ class Optimum(NamedTuple):
     directions: Float[Floats, "p p"]
     failed_initial_values: Int[Floats, ""]
 
-    def as_found(self, model: Model) -> Found:
+    def as_found(self, model: Model) -> SearchResult:
         """The result of the search, with the model at the place."""
         xp = namespace(self.value)
         result = xp.where(self.converged, Result.CONVERGED, Result.STEP_LIMIT)
-        return Found(
+        return SearchResult(
             model=model,
             evidence=self.value,
             steps=self.steps,
@@ -144,7 +144,7 @@ class Optimum(NamedTuple):
 
 def optimum(
     objective: race.Objectives, few: race.Objectives | None, start: Start, inference: Inference, *, on_host: bool
-) -> Optimum:
+) -> EvidenceOptimum:
     """The greatest value of the objective, and its place.
 
     Args:
@@ -189,7 +189,7 @@ def optimum(
     is_wide = best >= number
     directions = xp.where(is_wide, np.eye(vectors.shape[1], dtype=vectors.dtype), field.tied)
     beyond = race.penalty_of(field, ends.places[best][None], directions[None])[0][0]
-    return Optimum(
+    return EvidenceOptimum(
         place=ends.places[best],
         value=ends.values[best] + beyond,
         steps=ends.steps[best] + xp.where(is_wide, ends.steps[isotropic], 0),
@@ -199,7 +199,9 @@ def optimum(
     )
 
 
-def climbed(rungs: Sequence[race.Objectives], best: Optimum, start: Start, inference: Inference, n: int) -> Optimum:
+def climbed(
+    rungs: Sequence[race.Objectives], best: EvidenceOptimum, start: Start, inference: Inference, n: int
+) -> EvidenceOptimum:
     """The optimum of all n rows: from the optimum of the first rung, by few steps on more and more rows.
 
     Args:
@@ -224,8 +226,8 @@ def rung_sizes(n: int) -> list[int]:
 
 
 def ended(
-    objective: race.Objectives, best: Optimum, start: Start, tolerance: ArrayLike, limit: int | Int[Floats, ""]
-) -> Optimum:
+    objective: race.Objectives, best: EvidenceOptimum, start: Start, tolerance: ArrayLike, limit: int | Int[Floats, ""]
+) -> EvidenceOptimum:
     """The optimum near the optimum of a less exact objective, or of fewer rows; on the host."""
     place = best.place[None]
     field = race.Field(

@@ -15,11 +15,11 @@ from jaxcal.functional.gp import LOG_2PI
 from jaxcal.functional.linalg import half_log_det
 from jaxcal.gp import exact, race
 from jaxcal.gp.kernels import scattered
-from jaxcal.gp.model import ABSURD, Data, Found, Model, as_vector, exact_jitters, noisy_gram, one_of, stored
+from jaxcal.gp.model import ABSURD, Data, Model, SearchResult, as_vector, exact_jitters, noisy_gram, one_of, stored
 from jaxcal.gp.newton import Local
 from jaxcal.gp.process import Process, process_given
 from jaxcal.gp.protocols import Inference, Noise, Prepare
-from jaxcal.gp.rows import NoiseAt, Rows
+from jaxcal.gp.rows import NoiseAt, ProcessData
 
 # More than 300 rows are searched in float32, in half of the time, if the noise is 30 times the variance that rounding
 # hides.
@@ -34,8 +34,8 @@ class First(NamedTuple):
         outcome: the same with its model.
     """
 
-    optimum: exact.Optimum
-    outcome: Found
+    optimum: exact.EvidenceOptimum
+    outcome: SearchResult
 
     @classmethod
     def of(cls, prepare: Prepare[Any], inference: Inference, noise: Noise, *rows: np.ndarray | None) -> "First":
@@ -55,7 +55,7 @@ class First(NamedTuple):
 
 def search(
     initial_models: Model, data: Data, jitter: Float[AnyArray, ""], inference: Inference, first: First | None = None
-) -> Found:
+) -> SearchResult:
     """The hyperparameters of the greatest exact evidence for sums of squared exponentials, as `exact.exact_optimum`.
 
     Args:
@@ -71,7 +71,7 @@ def search(
         return ladder.found(ladder.optimum(jitter, begin))
 
 
-def concluded(optimum: Found, data: Data, jitter: Float[AnyArray, ""]) -> Process:
+def concluded(optimum: SearchResult, data: Data, jitter: Float[AnyArray, ""]) -> Process:
     """The process of all rows at the hyperparameters found, with the evidence in float64.
 
     A search on many rows gives the evidence in float32 alone.
@@ -96,8 +96,8 @@ class _Ladder(NamedTuple):
         dtype: the dtype of the rows.
     """
 
-    few: Rows | None
-    rungs: list[Rows]
+    few: ProcessData | None
+    rungs: list[ProcessData]
     start: exact.Start
     inference: Inference
     dtype: Any
@@ -106,13 +106,13 @@ class _Ladder(NamedTuple):
     def of(cls, initial_models: Model, data: Data, inference: Inference) -> "_Ladder":
         """The ladder of initial models and rows."""
         start = exact.Start.of(initial_models, data, inference).in_float64()
-        every, order = Rows.of(one_of(start.models), data), scattered(data.points)
+        every, order = ProcessData.of(one_of(start.models), data), scattered(data.points)
         sizes = exact.rung_sizes(len(data.targets))
         few = every.some(order[: exact.FEW_ROWS]) if start.few_decide(sizes[0]) else None
         rungs = [*(every.some(order[:size]) for size in sizes[:-1]), every]
         return cls(few, rungs, start, inference, data.targets.dtype)
 
-    def first(self, jitters: list[Float[AnyArray, ""]]) -> exact.Optimum:
+    def first(self, jitters: list[Float[AnyArray, ""]]) -> exact.EvidenceOptimum:
         """The optimum of the first rung, at the first of some jitters at which it is finite."""
         rung, best = self.rungs[0], None
         begin = self.start.of_part(len(rung.targets) / len(self.rungs[-1].targets))
@@ -124,9 +124,9 @@ class _Ladder(NamedTuple):
                 best = exact.optimum(race.one_by_one(quickly), few, begin, self.inference, on_host=True)
             if np.isfinite(best.value):
                 break
-        return cast(exact.Optimum, best)
+        return cast(exact.EvidenceOptimum, best)
 
-    def optimum(self, jitter: Float[AnyArray, ""], begin: exact.Optimum) -> exact.Optimum:
+    def optimum(self, jitter: Float[AnyArray, ""], begin: exact.EvidenceOptimum) -> exact.EvidenceOptimum:
         """The optimum of all rows, from the optimum of the first rung. A single rung is searched in float64 at last."""
         n, inference = len(self.rungs[-1].targets), self.inference
         if n <= _SMALL:
@@ -139,7 +139,7 @@ class _Ladder(NamedTuple):
         evidence = race.one_by_one(exactly[0])
         return exact.ended(evidence, best, self.start, inference.tolerance, inference.max_iterations)
 
-    def found(self, best: exact.Optimum) -> Found:
+    def found(self, best: exact.EvidenceOptimum) -> SearchResult:
         """The result of the search, in the dtype of the rows."""
         model_of = as_vector(one_of(self.start.models))[1]
         result = best.as_found(model_of(best.place.astype(self.dtype)))
@@ -159,7 +159,7 @@ class Evidence:
             in float64.
     """
 
-    def __init__(self, rows: Rows, jitter: float | Float[Any, ""], exactly: "Evidence | None" = None) -> None:
+    def __init__(self, rows: ProcessData, jitter: float | Float[Any, ""], exactly: "Evidence | None" = None) -> None:
         self.rows, self.jitter, self.exactly = rows, float(jitter), exactly
         self._memory: np.ndarray | None = None
 

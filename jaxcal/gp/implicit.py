@@ -10,9 +10,9 @@ from collections.abc import Callable
 import equinox as eqx
 from jaxtyping import Array, Float, Int
 
-from jaxcal.gp.model import Data, Found, Model, one_of
+from jaxcal.gp.model import Data, Model, SearchResult, one_of
 from jaxcal.gp.process import Process
-from jaxcal.gp.protocols import Inference, InitialOf, Problem
+from jaxcal.gp.protocols import Inference, InitialOf, MinimizationProblem
 from jaxcal.optimize import as_constants, as_function
 
 # The least curvature of the log evidence at which a direction has an optimum, in nats for a step of one in a log
@@ -32,13 +32,13 @@ def with_derivatives(process: Process, initial_of: InitialOf, data: Data, infere
     process = as_constants(process)
     kept = inference.kept(process, as_constants(data))
 
-    def problem(data: Data) -> Problem:
+    def problem(data: Data) -> MinimizationProblem:
         model = _with_what_is_given(process.model, initial_of, data)
         return inference.problem(model, data, process.jitter, kept)
 
     climb = lambda problem: inference.climb(problem, process.jitter)
     model, result = _optimum(problem, climb, data, process)
-    optimum = Found(
+    optimum = SearchResult(
         model=model,
         evidence=inference.evidence(model, data, process.jitter),
         steps=process.iterations,
@@ -49,7 +49,10 @@ def with_derivatives(process: Process, initial_of: InitialOf, data: Data, infere
 
 
 def _optimum(
-    problem: Callable[[Data], Problem], climb: Callable[[Problem], Float[Array, " p"]], data: Data, process: Process
+    problem: Callable[[Data], MinimizationProblem],
+    climb: Callable[[MinimizationProblem], Float[Array, " p"]],
+    data: Data,
+    process: Process,
 ) -> tuple[Model, Int[Array, ""]]:
     """The model at the optimum, and how the search for it ended."""
     instance = problem(data)

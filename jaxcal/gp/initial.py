@@ -30,7 +30,7 @@ _LEAST_SIGNAL = 0.1
 Combine = Callable[[Sequence[SquaredExponential]], Kernel]
 
 
-class Given(NamedTuple):
+class GivenParts(NamedTuple):
     """The parts of a process that a user gave; None for a part that is learned or preset.
 
     Attributes:
@@ -42,7 +42,7 @@ class Given(NamedTuple):
     noise_variance: Float[AnyArray, ""] | None
 
     @classmethod
-    def of(cls, kernel: Kernel | None, noise: Noise) -> "Given":
+    def of(cls, kernel: Kernel | None, noise: Noise) -> "GivenParts":
         """A kernel, and the variance of a noise if it is known."""
         variance = noise.known_variance
         if variance is not None:

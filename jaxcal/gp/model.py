@@ -81,7 +81,7 @@ class Data(NamedTuple):
         return (self.targets**2).sum() / self.number
 
 
-class StudentT(eqx.Module):
+class StudentTLikelihood(eqx.Module):
     """Student t noise: a normal distribution for every row, of unknown precision.
 
     Attributes:
@@ -94,7 +94,7 @@ class StudentT(eqx.Module):
     log_squares: Float[AnyArray, " n"] | None
 
     @classmethod
-    def of(cls, df: ArrayLike, squares: Float[AnyArray, " n"]) -> "StudentT":
+    def of(cls, df: ArrayLike, squares: Float[AnyArray, " n"]) -> "StudentTLikelihood":
         """Noise with `df` degrees of freedom, given the expected squared errors of the rows over the noise variance."""
         xp, dtype = namespace(squares, df), squares.dtype
         edge = np.asarray(1e-3, dtype)
@@ -136,7 +136,7 @@ class Model(eqx.Module):
     kernel: Kernel
     log_noise: Float[AnyArray, "*s"]
     logit_fraction: Float[AnyArray, "*s"] | None = None
-    student_t: StudentT | None = None
+    student_t: StudentTLikelihood | None = None
     inducing: Points | None = None
     fixed: tuple[str, ...] = eqx.field(static=True, default=())
 
@@ -372,7 +372,7 @@ def _covariances(kernel: Kernel, point: Points, at: Points) -> tuple[Float[AnyAr
     return kernel(row, at)[0], kernel.diagonal(row)[0]
 
 
-class Found(NamedTuple):
+class SearchResult(NamedTuple):
     """The result of a search.
 
     Attributes:

@@ -12,7 +12,7 @@ from jaxcal._numpy import AnyArray, threads_for
 from jaxcal.functional import gp_host, gp_nearest
 from jaxcal.gp.kernels import Kernel, Points
 from jaxcal.gp.model import Data, Model, as_vector, bounds, penalty
-from jaxcal.gp.rows import Rows, parts_of
+from jaxcal.gp.rows import ProcessData, parts_of
 
 Loss = Callable[[Float[np.ndarray, " p"]], tuple[float, Float[np.ndarray, " p"]]]
 
@@ -29,7 +29,7 @@ def loss_near(
         deciding: the numbers of the rows that decide.
         neighbors: how many rows each of them is given.
     """
-    rows, place = Rows.of(model, data), as_vector(model)[0].astype(float)
+    rows, place = ProcessData.of(model, data), as_vector(model)[0].astype(float)
     low, high = (np.asarray(bound, float) for bound in bounds(model, data))
     with threads_for(neighbors):
         near = _nearest_of_rows(rows.kernels(place), deciding, neighbors)

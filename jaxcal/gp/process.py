@@ -13,7 +13,7 @@ from jaxcal._programs import exact_products
 from jaxcal.functional import gp, noise
 from jaxcal.gp import model as models
 from jaxcal.gp.kernels import Kernel, Points, SquaredExponential, median
-from jaxcal.gp.model import Data, Found, Model, predict
+from jaxcal.gp.model import Data, Model, SearchResult, predict
 from jaxcal.optimize import Result
 
 
@@ -165,14 +165,14 @@ def first_fit(attempts: Iterable[Process]) -> Process:
 
 
 @part
-def process_of(optimum: Found, data: Data, jitter: Float[AnyArray, ""], mesh: Mesh | None) -> Process:
+def process_of(optimum: SearchResult, data: Data, jitter: Float[AnyArray, ""], mesh: Mesh | None) -> Process:
     """The process after data; its result is NOT_FINITE if its posterior is not finite or it makes no sense."""
     after = models.posterior(optimum.model, data, jitter, mesh)
     return process_given(optimum, data, jitter, after, models.leave_one_out(optimum.model, after, data))
 
 
 def process_given(
-    optimum: Found, data: Data, jitter: Float[AnyArray, ""], after: gp.Posterior, others: gp.LeaveOneOut
+    optimum: SearchResult, data: Data, jitter: Float[AnyArray, ""], after: gp.Posterior, others: gp.LeaveOneOut
 ) -> Process:
     """`process_of`, given the posterior and the leave-one-out errors."""
     model, xp = optimum.model, namespace(after.weights)

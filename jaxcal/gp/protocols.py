@@ -17,7 +17,7 @@ from jaxcal._numpy import AnyArray, as_numpy, is_known, namespace, part
 from jaxcal.functional import gp
 from jaxcal.gp import model as models
 from jaxcal.gp.bound_host import loss_of
-from jaxcal.gp.model import Data, Found, Model
+from jaxcal.gp.model import Data, Model, SearchResult
 from jaxcal.gp.process import Process, process_of
 from jaxcal.optimize import Result, descend, minimize
 
@@ -91,7 +91,9 @@ class Inference(eqx.Module):
         return False
 
     @abstractmethod
-    def search(self, initial_models: Model, data: Data, jitter: Float[AnyArray, ""], first: First = None) -> Found:
+    def search(
+        self, initial_models: Model, data: Data, jitter: Float[AnyArray, ""], first: First = None
+    ) -> SearchResult:
         """The best hyperparameters that are found from initial models along a leading axis.
 
         It is a part of a compiled program; with `by_parts` it takes known arrays, too.
@@ -103,7 +105,7 @@ class Inference(eqx.Module):
             first: where the search may begin, of NumPy's arrays.
         """
 
-    def problem(self, model: Model, data: Data, jitter: Float[AnyArray, ""], kept: Any) -> "Problem":
+    def problem(self, model: Model, data: Data, jitter: Float[AnyArray, ""], kept: Any) -> "MinimizationProblem":
         """The minimization problem of the search near a model, by the data; for `differentiable=True` alone.
 
         Args:
@@ -118,13 +120,13 @@ class Inference(eqx.Module):
         """The rows, by number, that a fitted process depends on as inducing points or neighbors; None for all."""
         del process, data
 
-    def climb(self, problem: "Problem", jitter: Float[AnyArray, ""]) -> Float[AnyArray, " p"]:
+    def climb(self, problem: "MinimizationProblem", jitter: Float[AnyArray, ""]) -> Float[AnyArray, " p"]:
         """The vector of the least loss near the vector of the problem's model, to the last digits."""
         del jitter
         start, most = problem.vector_of(problem.model), self.max_iterations
         return minimize(problem.loss, start, max_iterations=most, loss_tolerance=1e-13, gradient_tolerance=1e-6).params
 
-    def conclude(self, found: Found, data: Data, jitter: Float[AnyArray, ""]) -> Process:
+    def conclude(self, found: SearchResult, data: Data, jitter: Float[AnyArray, ""]) -> Process:
         """The process after data at the hyperparameters found."""
         return process_of(found, data, jitter, self.devices)
 
@@ -179,11 +181,11 @@ class Inference(eqx.Module):
         """The posterior under a model: `model.posterior`."""
         return models.posterior(model, data, jitter, self.devices)
 
-    def descend(self, model: Model, data: Data, jitter: Float[AnyArray, ""]) -> Found:
+    def descend(self, model: Model, data: Data, jitter: Float[AnyArray, ""]) -> SearchResult:
         """The model of the greatest evidence near this one, by L-BFGS."""
         return descended(self, model, data, jitter)
 
-    def refine(self, model: Model, data: Data, jitter: Float[AnyArray, ""]) -> Found:
+    def refine(self, model: Model, data: Data, jitter: Float[AnyArray, ""]) -> SearchResult:
         """The model of the greatest evidence near this one, whose inducing points stay."""
         return descended(self, model, data, jitter)
 
@@ -240,7 +242,7 @@ class Noise(eqx.Module):
         """
 
 
-class Problem(NamedTuple):
+class MinimizationProblem(NamedTuple):
     """The minimization problem near an optimum.
 
     Attributes:
@@ -260,7 +262,7 @@ class Problem(NamedTuple):
     @classmethod
     def of(
         cls, model: Model, data: Data, loss: Callable[[Model], Array], *, trained: bool = False, n: int | None = None
-    ) -> "Problem":
+    ) -> "MinimizationProblem":
         """The problem of a model, and of its inducing points if they are trained; `n` as of `cost_beyond_bounds`."""
         model_of, cost = models.as_vector(model, with_inducing=trained)[1], models.cost_beyond_bounds(model, data, n)
 
@@ -278,7 +280,7 @@ class Problem(NamedTuple):
 
 def descended(
     inference: Inference, model: Model, data: Data, jitter: Float[AnyArray, ""], *, with_inducing: bool = False
-) -> Found:
+) -> SearchResult:
     """The model of the greatest evidence near this one, by L-BFGS; its inducing points move if `with_inducing`."""
     on_host, dtype = is_known(model, data), data.targets.dtype
     model = as_numpy(model) if on_host else model
@@ -292,7 +294,7 @@ def descended(
         evaluate = in_numpy(near) if on_host else near
     xp, limits = namespace(vector), {"max_iterations": inference.max_iterations, "gain_tolerance": inference.tolerance}
     optimum = descend(evaluate, vector, **limits, on_host=on_host)
-    return Found(
+    return SearchResult(
         model=model_of(optimum.params.astype(dtype)),
         evidence=-optimum.loss.astype(dtype),
         steps=xp.asarray(optimum.steps, np.int32),
@@ -313,7 +315,7 @@ def _near(
 ) -> tuple[Float[AnyArray, ""], Float[AnyArray, " p"]]:
     """The loss of a vector, and its gradient: the negative evidence plus the penalty beyond the bounds."""
     loss = lambda model: -inference.evidence(model, data, jitter)
-    return Problem.of(model, data, loss, trained=with_inducing).loss_with_gradient(vector)
+    return MinimizationProblem.of(model, data, loss, trained=with_inducing).loss_with_gradient(vector)
 
 
 def in_numpy(function: Callable[..., Any]) -> Callable[[Float[np.ndarray, " p"]], Any]:
@@ -328,12 +330,12 @@ def initial_models(initial_of: InitialOf, data: Data, variance: Any = None) -> M
 
 
 @part
-def best_initial(initial_models: Model, data: Data, jitter: ArrayLike) -> Found:
+def best_initial(initial_models: Model, data: Data, jitter: ArrayLike) -> SearchResult:
     """The model of the greatest exact evidence among initial models along the leading axis of their arrays."""
     best, values = models.greatest(initial_models, lambda model: models.evidence(model, data, jitter))
     xp = namespace(values)
     is_nan = xp.isnan(values)
-    return Found(
+    return SearchResult(
         model=models.one_of(initial_models, best),
         evidence=values[best],
         steps=xp.zeros((), np.int32),

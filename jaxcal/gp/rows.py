@@ -10,7 +10,7 @@ from jaxcal.gp.kernels import Points
 from jaxcal.gp.model import NOISE_FLOOR, Data, Model
 
 
-class Rows(NamedTuple):
+class ProcessData(NamedTuple):
     """The data of a process of squared exponentials.
 
     Attributes:
@@ -32,7 +32,7 @@ class Rows(NamedTuple):
     eps: float = float(np.finfo(float).eps)
 
     @classmethod
-    def of(cls, model: Model, data: Data) -> "Rows":
+    def of(cls, model: Model, data: Data) -> "ProcessData":
         """The rows in float64, for a model's kernels."""
         parts, base = parts_of(model.kernel, data.points), data.base_variance
         return cls(
@@ -101,15 +101,15 @@ class Rows(NamedTuple):
             derivatives[:, -1] = noise.common * noise.grad_logit
         return Diagonal(jitter * noise.prior + noise.common * noise.relative, derivatives, noise)
 
-    def in_float32(self) -> "Rows":
+    def in_float32(self) -> "ProcessData":
         """The same rows for an evaluation in half of the time."""
         return self._mapped(lambda array: array.astype(np.float32))
 
-    def some(self, numbers: Int[np.ndarray, " m"]) -> "Rows":
+    def some(self, numbers: Int[np.ndarray, " m"]) -> "ProcessData":
         """Some of the rows."""
         return self._mapped(lambda array: array[numbers])
 
-    def _mapped(self, change: Any) -> "Rows":
+    def _mapped(self, change: Any) -> "ProcessData":
         return self._replace(
             parts=tuple(map(change, self.parts)),
             targets=change(self.targets),

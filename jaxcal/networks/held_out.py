@@ -86,7 +86,7 @@ class Widening(eqx.Module):
         """
         xp = namespace(errors)
         counts: AnyArray = xp.ones_like(errors) if weights is None else weights.astype(errors.dtype)
-        rows = _Rows(variance, errors, df, counts, xp.average(variance, weights=counts))
+        rows = _HeldOutRows(variance, errors, df, counts, xp.average(variance, weights=counts))
         floors = xp.asarray(_FLOORS, errors.dtype) * rows.usual
         all_rows = rows.and_a_bad_one()
         factors, heights = scan(lambda _, floor: (None, _likeliest(all_rows, floor)), None, floors)[1]
@@ -138,7 +138,7 @@ def mixture_moments(
     return means.mean(axis=0), variances.mean(axis=0) + means.var(axis=0)
 
 
-class _Rows(NamedTuple):
+class _HeldOutRows(NamedTuple):
     """Held-out rows, and the mean of their variances, `usual`, which the prior rows have."""
 
     variance: Float[AnyArray, " n"]
@@ -152,7 +152,7 @@ class _Rows(NamedTuple):
         """How many rows there are."""
         return self.weights.sum()
 
-    def and_a_bad_one(self) -> "_Rows":
+    def and_a_bad_one(self) -> "_HeldOutRows":
         """These rows, and one with the least variance v and the squared error max(mean squared error - 30 v, 0)."""
         xp = namespace(self.errors)
         least = xp.argmin(xp.where(self.weights > 0, self.variance, np.inf))
@@ -168,7 +168,7 @@ class _Rows(NamedTuple):
         return longer._replace(usual=self.usual)
 
 
-def _likeliest(rows: _Rows, floor: Float[AnyArray, ""]) -> tuple[Float[AnyArray, ""], Float[AnyArray, ""]]:
+def _likeliest(rows: _HeldOutRows, floor: Float[AnyArray, ""]) -> tuple[Float[AnyArray, ""], Float[AnyArray, ""]]:
     """The factor of the greatest likelihood, prior rows included, and twice its log likelihood up to a constant."""
     variance, usual = rows.variance + floor, rows.usual + floor
     xp, squares, df = namespace(variance), rows.errors**2 / variance, rows.df
@@ -188,7 +188,9 @@ def _likeliest(rows: _Rows, floor: Float[AnyArray, ""]) -> tuple[Float[AnyArray,
     return factor, -cost - _PRIOR_ROWS * (xp.log(factor * usual) + rows.usual / (factor * usual))
 
 
-def _ratio_of_intervals(rows: _Rows, factor: Float[AnyArray, ""], floor: Float[AnyArray, ""]) -> Float[AnyArray, ""]:
+def _ratio_of_intervals(
+    rows: _HeldOutRows, factor: Float[AnyArray, ""], floor: Float[AnyArray, ""]
+) -> Float[AnyArray, ""]:
     """How many times as wide the 90 % intervals must be to hold 90 % of the rows, prior rows included."""
     xp, df = namespace(rows.variance), rows.df
     widths = xp.sqrt(factor * (rows.variance + floor))

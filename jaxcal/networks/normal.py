@@ -22,7 +22,7 @@ from jaxcal.functional._loops import carried
 from jaxcal.networks import presets, training
 from jaxcal.networks.held_out import Widening
 from jaxcal.networks.modules import FeedForward, NormalNetwork, as_variance, at_rows
-from jaxcal.networks.training import XY, Rows, TrainingOptions
+from jaxcal.networks.training import XY, TrainingOptions, TrainingSplit
 from jaxcal.optimize import Optimum
 
 
@@ -52,8 +52,8 @@ def train_normal(
     indicators: tuple[int, ...],
     *,
     key: PRNGKeyArray,
-    rows: Rows | None = None,
-) -> tuple[Optimum, Rows]:
+    rows: TrainingSplit | None = None,
+) -> tuple[Optimum, TrainingSplit]:
     """The trained networks, and the rows they were trained on: the given `rows`, or x and y divided by the key.
 
     `training.split` describes the indicators.
@@ -85,7 +85,7 @@ def as_mixture(
     return Mixture(jax.tree.map(lambda leaf: leaf.reshape(means.shape), members))
 
 
-def _joint(rows: Rows, settings: presets.Settings, key: PRNGKeyArray) -> Optimum:
+def _joint(rows: TrainingSplit, settings: presets.Settings, key: PRNGKeyArray) -> Optimum:
     """One network with two outputs, trained on the likelihood."""
     init_key, train_key = _random.split(key)
     new = training.new_network(rows.train[0], settings.hidden)
@@ -94,7 +94,7 @@ def _joint(rows: Rows, settings: presets.Settings, key: PRNGKeyArray) -> Optimum
     return training.trainer(settings)(loss, network, rows.train, rows.validation, key=train_key)
 
 
-def _alternating(rows: Rows, settings: presets.Settings, key: PRNGKeyArray) -> Optimum:
+def _alternating(rows: TrainingSplit, settings: presets.Settings, key: PRNGKeyArray) -> Optimum:
     """Two networks, trained alternately: from Python where possible, else in one program.
 
     The program holds the loops of each training once.
@@ -102,7 +102,7 @@ def _alternating(rows: Rows, settings: presets.Settings, key: PRNGKeyArray) -> O
     return (_alternating_rows if can_be_filled(rows, key) else _program_of_rows)(rows, settings, key)
 
 
-def _alternating_rows(rows: Rows, settings: presets.Settings, key: PRNGKeyArray) -> Optimum:
+def _alternating_rows(rows: TrainingSplit, settings: presets.Settings, key: PRNGKeyArray) -> Optimum:
     new = training.new_network(rows.train[0], settings.hidden)
     new_variance = partial(new, activation=settings.variance_activation)
     num_rows = rows.train[1].shape[0], rows.validation[1].shape[0]

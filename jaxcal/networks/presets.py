@@ -54,7 +54,7 @@ class Settings(NamedTuple):
     instead: str = ""
 
 
-class NeuralProcess(NamedTuple):
+class NeuralProcessSettings(NamedTuple):
     """The options of the training of `neural_process.fit`, with values, and the least std."""
 
     max_iterations: int = 10_000
@@ -66,7 +66,7 @@ class NeuralProcess(NamedTuple):
     throw: bool = True
 
 
-class NeuralQuantiles(NamedTuple):
+class NeuralQuantilesSettings(NamedTuple):
     """The options of the training of `neural_quantiles.fit`, with values."""
 
     max_epochs: int = 1000
@@ -79,7 +79,7 @@ class NeuralQuantiles(NamedTuple):
     throw: bool = True
 
 
-class ACCRUE(NamedTuple):
+class AccrueSettings(NamedTuple):
     """The options of the training of `accrue.fit`, with values."""
 
     restarts: int = 5
@@ -108,9 +108,9 @@ RIO = Settings()
 CRUDE = Settings(hidden=(1024, 1024, 1024), learning_rate=1e-4, weight_decay=0.01)
 # Qiu, Meyerson & Miikkulainen, "Quantifying Point-Prediction Uncertainty in Neural Networks via Residual Estimation
 # with an I/O Kernel", appendix D.1. The least std is from the code of Kim et al., "Attentive Neural Processes".
-NEURAL_PROCESS = {None: NeuralProcess(), "paper": NeuralProcess(2000, 1e-4, 0.1)}
+NEURAL_PROCESS = {None: NeuralProcessSettings(), "paper": NeuralProcessSettings(2000, 1e-4, 0.1)}
 # Capone, Hirche and Pleiss, "Sharp Calibrated Gaussian Processes", section 7.
-NEURAL_QUANTILES = {None: NeuralQuantiles(), "paper": NeuralQuantiles(200, 2000, 0.0)}
+NEURAL_QUANTILES = {None: NeuralQuantilesSettings(), "paper": NeuralQuantilesSettings(200, 2000, 0.0)}
 
 
 def usnrt(num_inputs: int) -> Settings:

@@ -18,7 +18,7 @@ from jaxcal.frames.layout import Table
 from jaxcal.frames.preprocessing import LogTails, Standardizer
 from jaxcal.networks.held_out import Widening
 from jaxcal.networks.presets import Settings
-from jaxcal.networks.training import XY, Rows, TrainingRecord
+from jaxcal.networks.training import XY, TrainingRecord, TrainingSplit
 from jaxcal.optimize import Optimum
 
 T = TypeVar("T")
@@ -42,7 +42,7 @@ class TrainedNetwork(eqx.Module, Generic[D]):
     training: TrainingRecord
 
     @classmethod
-    def of(cls: type[F], columns: Columns, rows: Rows, optimum: Optimum, settings: Settings, **own: Any) -> F:
+    def of(cls: type[F], columns: Columns, rows: TrainingSplit, optimum: Optimum, settings: Settings, **own: Any) -> F:
         """The module that `fit` returns, from the results of a training and the method's own parts.
 
         Raises:
@@ -91,7 +91,7 @@ class WidenedNetwork(TrainedNetwork[D]):
     widening: Widening | None
 
     @classmethod
-    def of(cls: type[F], columns: Columns, rows: Rows, optimum: Optimum, settings: Settings, **own: Any) -> F:
+    def of(cls: type[F], columns: Columns, rows: TrainingSplit, optimum: Optimum, settings: Settings, **own: Any) -> F:
         """As `TrainedNetwork.of`; if the settings calibrate, the validation set widens the variance."""
         fitted = super().of(columns, rows, optimum, settings, widening=None, **own)
         return replace(fitted, widening=_widening(fitted, rows.validation)) if settings.calibrate else fitted

@@ -341,7 +341,7 @@ def _loss_of_scaled(loss: Callable, scaled: _ScaledInputs, rows: Any, key: PRNGK
     return loss(scaled.merged(), rows, key)
 
 
-class Rows(NamedTuple):
+class TrainingSplit(NamedTuple):
     """Rows (x, y) to train on, rows of the validation set, which may be empty, and the standardization of both."""
 
     train: XY
@@ -358,7 +358,7 @@ def split(
     *,
     indicators: tuple[int, ...],
     scale_target: bool = True,
-) -> Rows:
+) -> TrainingSplit:
     """Standardized rows; the validation set is a random fraction of them or, without a key, the last rows.
 
     With steps, all rows are trained on. Indicators are not scaled.
@@ -377,7 +377,7 @@ def _split(
     indicators: tuple[int, ...],
     scale_target: bool,
     log_tails: bool,
-) -> Rows:
+) -> TrainingSplit:
     dtype = np.result_type(x.dtype, y.dtype)
     x, y = x.astype(dtype), y.astype(dtype)
     x_scaler = input_scaler(x, indicators, log_tails=log_tails)
@@ -386,7 +386,7 @@ def _split(
     if order is not None:
         rows = jax.tree.map(lambda a: a[order], rows)
     train, validation = first_and_others(rows, num_train)
-    return Rows(train, validation, x_scaler, y_scaler)
+    return TrainingSplit(train, validation, x_scaler, y_scaler)
 
 
 @numpy_or_jit

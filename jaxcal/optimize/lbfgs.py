@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from jaxcal._numpy import AnyArray
 from jaxcal.optimize.iterate import iterate, when
-from jaxcal.optimize.result import Best, Optimum, Result, lowest
+from jaxcal.optimize.result import EarlyStopping, Optimum, Result, lowest
 
 # The number of corrections of a quasi-Newton step.
 _CORRECTIONS = 10
@@ -154,7 +154,7 @@ class _Rules(NamedTuple):
         return cls(xp.asarray(max_iterations), *(xp.asarray(tolerance, dtype) for tolerance in tolerances))
 
 
-class _Point(NamedTuple):
+class _EvaluatedPoint(NamedTuple):
     """A place [p] at which the loss is known, with its value and its gradient [p]."""
 
     place: Vector
@@ -232,26 +232,26 @@ class _Descent(NamedTuple):
         watched: the best place by the validation loss; None if there is none.
     """
 
-    start: _Point
+    start: _EvaluatedPoint
     direction: Vector
     slope: Scalar
     low: Scalar
     high: Scalar
     length: Scalar
     tries: Int[AnyArray, ""]
-    best: _Point
+    best: _EvaluatedPoint
     memory: _Memory
     fresh: Bool[AnyArray, ""]
     slow: Bool[AnyArray, ""]
     steps: Int[AnyArray, ""]
     done: Bool[AnyArray, ""]
-    watched: Best | None
+    watched: EarlyStopping | None
 
     @classmethod
     def at(cls, xp: ModuleType, place: Vector, rules: _Rules) -> "_Descent":
         """The descent before the first evaluation, which is a step of length zero."""
         zero, false, zeros = xp.zeros((), place.dtype), xp.zeros((), bool), xp.zeros_like(place)
-        point = _Point(place, zero, zeros)
+        point = _EvaluatedPoint(place, zero, zeros)
         corrections = xp.zeros((_CORRECTIONS, *place.shape), place.dtype)
         return cls(
             start=point,
@@ -267,7 +267,7 @@ class _Descent(NamedTuple):
             slow=false,
             steps=xp.full((), -1, np.int32),
             done=false,
-            watched=None if rules.validation_loss is None else Best.before(place, place.dtype),
+            watched=None if rules.validation_loss is None else EarlyStopping.before(place, place.dtype),
         )
 
     @property
@@ -301,7 +301,7 @@ def _advance(xp: ModuleType, descent: _Descent, evaluation: tuple[Scalar, Vector
     that satisfies the weak Wolfe conditions. If no trial does, it ends at the last trial with sufficient decrease.
     """
     first, length, slope = descent.steps < 0, descent.length, descent.slope
-    point = _Point(descent.asked, *(xp.asarray(part, length.dtype) for part in evaluation))
+    point = _EvaluatedPoint(descent.asked, *(xp.asarray(part, length.dtype) for part in evaluation))
     # False if the value is NaN: such a step is too long.
     # Sufficient decrease: f(x + l d) <= f(x) + c1 l slope. Curvature: g(x + l d) . d >= c2 slope.
     falls = first | (point.value <= descent.start.value + _SUFFICIENT_DECREASE * length * slope)
@@ -312,7 +312,7 @@ def _advance(xp: ModuleType, descent: _Descent, evaluation: tuple[Scalar, Vector
         high=high,
         length=xp.where(xp.isinf(high), 2 * length, (low + high) / 2),
         tries=descent.tries + 1,
-        best=_Point(*(xp.where(falls, new, old) for new, old in zip(point, descent.best, strict=True))),
+        best=_EvaluatedPoint(*(xp.where(falls, new, old) for new, old in zip(point, descent.best, strict=True))),
     )
     ended = first | (falls & levels_off) | (tried.tries >= _LINE_SEARCH_TRIALS)
     return when(xp, ended, lambda: _stepped(xp, tried, rules), tried)

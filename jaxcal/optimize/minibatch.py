@@ -17,7 +17,7 @@ from jaxcal import _checks, _programs, _random, progress
 from jaxcal._numpy import bucket, can_be_filled, filled
 from jaxcal.functional import linalg
 from jaxcal.functional._loops import carried
-from jaxcal.optimize.result import Best, Optimum, Result
+from jaxcal.optimize.result import EarlyStopping, Optimum, Result
 
 # Keras's RMSprop: the decay of the mean square, and the epsilon that is added to its root.
 _DECAY, _EPSILON = 0.9, 1e-7
@@ -169,8 +169,10 @@ def train_minibatches(
     _checks.check_key(key)
     _checks.check_at_least("batch_size", batch_size, 1)
     lengths = tuple(jax.tree.leaves(part)[0].shape[0] for part in (data, validation))
-    rows = _Rows(data, validation, lengths if num_rows is None else num_rows)
-    problem = _Problem(loss, params, rows, optimizer, _Schedule.of(learning_rate, max_epochs, patience, plateau_decay))
+    rows = _Datasets(data, validation, lengths if num_rows is None else num_rows)
+    problem = _DifferentiableInputs(
+        loss, params, rows, optimizer, _Schedule.of(learning_rate, max_epochs, patience, plateau_decay)
+    )
     return _train(problem, key, min(batch_size, lengths[0]), restore_best, what, instead)
 
 
@@ -225,7 +227,7 @@ def train_steps(
     _checks.check_key(key)
     _checks.check_at_least("num_steps", num_steps, 1)
     schedule = _Schedule.of(learning_rate, max_epochs, patience, plateau_decay=1.0)
-    problem = _Problem(loss, params, _Rows(None, validation, None), optimizer, schedule)
+    problem = _DifferentiableInputs(loss, params, _Datasets(None, validation, None), optimizer, schedule)
     return _train(problem, key, num_steps, restore_best, what, instead)
 
 
@@ -286,18 +288,18 @@ def train_full_batch(
     return _take_steps(loss, params, data, key, optimizer, jnp.asarray(learning_rate), num_steps)
 
 
-class _Rows(NamedTuple):
+class _Datasets(NamedTuple):
     """The data for training and validation, and their numbers of rows; the numbers are None for drawn examples."""
 
     train: PyTree
     validation: PyTree
     numbers: tuple[Int[ArrayLike, ""], Int[ArrayLike, ""]] | None
 
-    def in_buckets(self) -> "_Rows":
+    def in_buckets(self) -> "_Datasets":
         """The same rows, padded, with their numbers as arrays; nearby numbers of rows share a compiled program."""
         in_bucket = lambda part: filled(part, bucket(jax.tree.leaves(part)[0].shape[0]))
         numbers: Any = tuple(np.int32(each) for each in cast(tuple, self.numbers))
-        return _Rows(in_bucket(self.train), in_bucket(self.validation), numbers)
+        return _Datasets(in_bucket(self.train), in_bucket(self.validation), numbers)
 
 
 class _Schedule(NamedTuple):
@@ -317,28 +319,28 @@ class _Schedule(NamedTuple):
         return cls(*map(jnp.asarray, (learning_rate, max_epochs, patience, plateau_decay)))
 
 
-class _Problem(NamedTuple):
+class _DifferentiableInputs(NamedTuple):
     """Everything by which a derivative could be asked for."""
 
     loss: Callable
     params: PyTree
-    rows: _Rows
+    rows: _Datasets
     optimizer: Callable[..., optax.GradientTransformation]
     schedule: _Schedule
 
 
-class _State(NamedTuple):
+class _EpochState(NamedTuple):
     """The state of the loop over epochs, as lists of arrays, which are passed to a compiled program in no time."""
 
     params: list[Array]
     optimizer: list[Array]
     rate: Float[Array, ""]
-    best: Best
+    best: EarlyStopping
     epochs: Int[Array, ""]
     finite: Bool[Array, ""]
 
 
-class _Setting(NamedTuple):
+class _TrainingProgram(NamedTuple):
     """The static input of a training's compiled programs: the problem without its arrays, and options.
 
     `batch_size` is the number of steps in an epoch if the loss draws its own examples.
@@ -349,7 +351,7 @@ class _Setting(NamedTuple):
     batch_size: int
     restore_best: bool
 
-    def problem(self, arrays: list[Array]) -> _Problem:
+    def problem(self, arrays: list[Array]) -> _DifferentiableInputs:
         """The problem with these arrays."""
         left = iter(arrays)
         leaves = [next(left) if other is _ARRAY else other for other in self.others]
@@ -361,7 +363,7 @@ _ARRAY = "array"
 
 
 def _train(
-    problem: _Problem, key: PRNGKeyArray, batch_size: int, restore_best: bool, what: str, instead: str
+    problem: _DifferentiableInputs, key: PRNGKeyArray, batch_size: int, restore_best: bool, what: str, instead: str
 ) -> Optimum:
     """One loop over epochs.
 
@@ -374,7 +376,7 @@ def _train(
     leaves, structure = jax.tree.flatten(problem)
     arrays = [leaf for leaf in leaves if _is_array(leaf)]
     others = tuple(_ARRAY if _is_array(leaf) else leaf for leaf in leaves)
-    setting = _Setting(structure, others, batch_size, restore_best)
+    setting = _TrainingProgram(structure, others, batch_size, restore_best)
     state = _begin(arrays, setting._replace(batch_size=1))  # one program for all batch sizes
     if _checks.is_traced(*arrays, key):
         return _optimum(problem, restore_best, *_go_on(arrays, key, state, None, setting)[:2])
@@ -393,15 +395,17 @@ def _train(
 
 
 @_programs.jit
-def _begin(arrays: list[Array], setting: _Setting) -> _State:
+def _begin(arrays: list[Array], setting: _TrainingProgram) -> _EpochState:
     """The initial state of the loop."""
     problem = setting.problem(arrays)
     params, descent, _, validation_loss = _parts_of(problem)
-    state = _State(
+    state = _EpochState(
         params=params,
         optimizer=jax.tree.leaves(descent.init(params)),
         rate=jnp.ones((), jnp.result_type(*params)),
-        best=Best.before(params if setting.restore_best else None, jax.eval_shape(validation_loss, params).dtype),
+        best=EarlyStopping.before(
+            params if setting.restore_best else None, jax.eval_shape(validation_loss, params).dtype
+        ),
         epochs=jnp.zeros((), jnp.int32),
         finite=jnp.ones((), bool),
     )
@@ -411,8 +415,12 @@ def _begin(arrays: list[Array], setting: _Setting) -> _State:
 
 @_programs.jit
 def _go_on(
-    arrays: list[Array], key: PRNGKeyArray, state: _State, until: Int[ArrayLike, ""] | None, setting: _Setting
-) -> tuple[_State, Int[Array, ""], Bool[Array, ""]]:
+    arrays: list[Array],
+    key: PRNGKeyArray,
+    state: _EpochState,
+    until: Int[ArrayLike, ""] | None,
+    setting: _TrainingProgram,
+) -> tuple[_EpochState, Int[Array, ""], Bool[Array, ""]]:
     """The state after `until` epochs (None for all), how the training ended, and whether it is unfinished."""
     problem = setting.problem(arrays)
     rows, schedule, size = problem.rows, problem.schedule, setting.batch_size
@@ -422,7 +430,7 @@ def _go_on(
     def batch_loss(params, batch, included, key):
         return jnp.mean(losses(params, batch, key), where=included)
 
-    def epoch(state: _State) -> _State:
+    def epoch(state: _EpochState) -> _EpochState:
         own_key = jax.random.fold_in(key, state.epochs)
         number, batch = _drawn(size, own_key) if rows.numbers is None else _batches(rows, size, own_key)
 
@@ -437,7 +445,7 @@ def _go_on(
         value = validation_loss(params)
         best = state.best.after(params, value)
         is_plateau = best.stale == jnp.maximum(schedule.patience // 2, 1)
-        return _State(
+        return _EpochState(
             params=params,
             optimizer=jax.tree.leaves(memory),
             rate=jnp.where(is_plateau, schedule.plateau_decay.astype(state.rate.dtype), 1) * state.rate,
@@ -446,7 +454,7 @@ def _go_on(
             finite=jnp.isfinite(value),
         )
 
-    def unfinished(limit: Int[Array, ""], state: _State) -> Bool[Array, ""]:
+    def unfinished(limit: Int[Array, ""], state: _EpochState) -> Bool[Array, ""]:
         return state.finite & (state.epochs < limit) & (state.best.stale < schedule.patience)
 
     most = schedule.max_epochs
@@ -456,7 +464,7 @@ def _go_on(
     return state, jnp.where(state.finite, ended, Result.NOT_FINITE), unfinished(most, state)
 
 
-def _parts_of(problem: _Problem) -> tuple[list[Array], optax.GradientTransformation, Callable, Callable]:
+def _parts_of(problem: _DifferentiableInputs) -> tuple[list[Array], optax.GradientTransformation, Callable, Callable]:
     """The trained parameters, their optimizer, the losses of a batch's rows, and the validation loss."""
     trained, fixed = eqx.partition(problem.params, _is_trained)
     params, structure = jax.tree.flatten(trained)
@@ -472,7 +480,7 @@ def _parts_of(problem: _Problem) -> tuple[list[Array], optax.GradientTransformat
     return params, problem.optimizer(rate), losses, validation_loss
 
 
-def _optimum(problem: _Problem, restore_best: bool, state: _State, result: Int[Array, ""]) -> Optimum:
+def _optimum(problem: _DifferentiableInputs, restore_best: bool, state: _EpochState, result: Int[Array, ""]) -> Optimum:
     trained = iter(state.best.params if restore_best else state.params)
     params = jax.tree.map(lambda leaf: next(trained) if _is_trained(leaf) else leaf, problem.params)
     return Optimum(params, state.best.loss, state.epochs, result)
@@ -492,7 +500,7 @@ def _drawn(num_steps: int, key: PRNGKeyArray):
     return num_steps, lambda i: (None, None, keys[i])
 
 
-def _batches(rows: _Rows, batch_size: int, key: PRNGKeyArray):
+def _batches(rows: _Datasets, batch_size: int, key: PRNGKeyArray):
     """The number of batches of the rows in a random order, and a function that gives the batch i.
 
     A batch has its rows, the mask of the rows that count (the last batch is padded), and a key.

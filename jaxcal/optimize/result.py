@@ -60,7 +60,7 @@ def lowest(optima: Optimum) -> Optimum:
     return jax.tree.map(lambda leaf: leaf[best], optima)
 
 
-class Best(NamedTuple):
+class EarlyStopping(NamedTuple):
     """The state of early stopping: the best parameters so far, by a validation loss.
 
     Attributes:
@@ -74,15 +74,15 @@ class Best(NamedTuple):
     stale: Int[Array, ""]
 
     @classmethod
-    def before(cls, params: PyTree, dtype: jnp.dtype) -> "Best":
+    def before(cls, params: PyTree, dtype: jnp.dtype) -> "EarlyStopping":
         """The state before the first comparison."""
         return cls(params, jnp.asarray(jnp.inf, dtype), jnp.zeros((), jnp.int32))
 
-    def after(self, params: PyTree, loss: Float[Array, ""]) -> "Best":
+    def after(self, params: PyTree, loss: Float[Array, ""]) -> "EarlyStopping":
         """The state after these parameters have been compared, too; NaN is no improvement."""
         improved = loss < self.loss
         kept = None if self.params is None else select(improved, params, self.params)
-        return Best(kept, jnp.where(improved, loss, self.loss), jnp.where(improved, 0, self.stale + 1))
+        return EarlyStopping(kept, jnp.where(improved, loss, self.loss), jnp.where(improved, 0, self.stale + 1))
 
 
 def select(condition: Bool[Array, ""], new: PyTree, old: PyTree) -> PyTree:

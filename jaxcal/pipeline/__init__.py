@@ -21,13 +21,13 @@ from jaxcal.pipeline.candidates import candidates
 from jaxcal.pipeline.chain import Chain
 from jaxcal.pipeline.choice import Best, Choice
 from jaxcal.pipeline.combination import Combination
-from jaxcal.pipeline.fitted import Pipeline, Recipe, Scores, Step
+from jaxcal.pipeline.fitted import Pipeline, Recipe, Step, StepScores
 from jaxcal.pipeline.levels import recalibrated_levels
 from jaxcal.pipeline.methods import CVPlus, Folds, Method, Prefit, Split, as_method
 from jaxcal.pipeline.plan import Plan, fit_chain, fit_one
 from jaxcal.pipeline.several import fit_several
 from jaxcal.pipeline.side_by_side import OutOfTime
-from jaxcal.pipeline.steps import Estimator, Fitted, Groups, as_table_and_targets, columns_of
+from jaxcal.pipeline.steps import Estimator, GroupSource, PrefittedModel, as_table_and_targets, columns_of
 
 __all__ = [
     "Best",
@@ -36,13 +36,13 @@ __all__ = [
     "Combination",
     "Estimator",
     "Folds",
-    "Groups",
+    "GroupSource",
     "Pipeline",
     "Prefit",
     "Recipe",
-    "Scores",
     "Split",
     "Step",
+    "StepScores",
     "candidates",
     "fit",
     "fit_chain",
@@ -176,7 +176,7 @@ def fit(
         raise ValueError(_OF_CV_PLUS)
     divide = method
     if isinstance(method, Prefit):
-        predictor = predictor if isinstance(predictor, Fitted) else Fitted(predictor)
+        predictor = predictor if isinstance(predictor, PrefittedModel) else PrefittedModel(predictor)
         divide = Folds(folds=method.folds, groups=method.groups) if calibrators else method
     division_key, key = _random.split(key)
     order_key, last_key, chain_key, folds_key = _random.split(key, 4)
@@ -186,7 +186,7 @@ def fit(
         recalibrate=last,
         learns=learns,
         weights=_checks.as_weights(weights, len(y)),
-        by=Groups.of(by, len(y)),
+        by=GroupSource.of(by, len(y)),
         columns=columns_of(x, categorical),
         keys=(last_key, chain_key, folds_key),
         deadline=None if time_limit is None else began + time_limit,

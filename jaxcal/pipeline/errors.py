@@ -118,7 +118,7 @@ def fit_errors(
     """
     cross, resolution = CrossFit(parts, len(y)), resolution_of(y)
     shapes = (False, True) if _have_shapes(predicted.quantiles) else (False,)
-    trials = [_Trial(predicted, y, cross, resolution, keeps_shape) for keeps_shape in shapes]
+    trials = [_ShapeTrial(predicted, y, cross, resolution, keeps_shape) for keeps_shape in shapes]
     options = [(trial, power) for trial in trials for power in _POWERS if power == 0 or trial.follows]
     trial, power = min(options, key=lambda option: option[0].crps(option[1]))
     distributions = {df: trial.distribution(power, df) for df in _DEGREES_OF_FREEDOM}
@@ -131,7 +131,7 @@ def _have_shapes(quantiles: Float[np.ndarray, "n k"] | None) -> bool:
     return quantiles is not None and bool(np.isfinite(quantiles).all() and (quantiles[:, 0] < quantiles[:, -1]).all())
 
 
-class _Trial:
+class _ShapeTrial:
     """The errors around lines that keep the shape of the predictions, or around straight lines."""
 
     def __init__(

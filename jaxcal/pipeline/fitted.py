@@ -18,7 +18,7 @@ from jaxcal.guarantee import Guarantee, MeasuredCoverage, WorstCaseGuarantee
 from jaxcal.pipeline.chain import Chain
 from jaxcal.pipeline.combination import Combination
 from jaxcal.pipeline.cross_conformal import JackknifePlus
-from jaxcal.pipeline.steps import Groups
+from jaxcal.pipeline.steps import GroupSource
 
 # The confidence level of the intervals whose coverage is reported.
 _LEVEL = 0.9
@@ -55,7 +55,7 @@ class Pipeline(eqx.Module):
     recipe: "Recipe | None" = eqx.field(static=True)
     method: str = eqx.field(static=True)
     layout: Layout
-    by: Groups
+    by: GroupSource
 
     _not_needed: ClassVar[tuple[str, ...]] = ("recipe",)
 
@@ -192,7 +192,7 @@ class Recipe:
         return hash(Recipe)
 
 
-class Scores(NamedTuple):
+class StepScores(NamedTuple):
     """Means over data points, with their standard errors."""
 
     crps: float
@@ -219,7 +219,7 @@ class Step(eqx.Module):
     num_not_held_out: int = eqx.field(static=True, default=0)
 
     @property
-    def scores(self) -> Scores:
+    def scores(self) -> StepScores:
         """Continuous ranked probability score and root mean squared error."""
         with _precision_of(self.y):
             mean, crps = self.predictions.mean, self.predictions.crps(self.y)
@@ -229,7 +229,7 @@ class Step(eqx.Module):
         unit = rmse or 1.0
         crps, squares = np.asarray(crps, float) / unit, (np.asarray(errors, float) / unit) ** 2
         error_of = lambda values: float(values.std(ddof=1) / np.sqrt(len(values)))
-        return Scores(unit * float(crps.mean()), unit * error_of(crps), rmse, unit * error_of(squares) / 2)
+        return StepScores(unit * float(crps.mean()), unit * error_of(crps), rmse, unit * error_of(squares) / 2)
 
     def coverage(self, confidence_level: float) -> MeasuredCoverage:
         """How many of the rows the central intervals cover."""

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jaxcal.calibrators._base import check_not_out_of_fold
-from jaxcal.calibrators._groups import Groups, Labels
+from jaxcal.calibrators._groups import GroupLabels, Labels
 from jaxcal.distributions import Distribution, Recalibrated
 from jaxcal.frames.layout import Table
 from jaxcal.guarantee import Guarantee
@@ -26,7 +26,7 @@ from jaxcal.pipeline.out_of_fold import joined
 _FROM = 0.5
 
 
-class Levels(eqx.Module):
+class RecalibratedLevels(eqx.Module):
     """Recalibrated levels of each group; made by `recalibrated_levels`.
 
     Attributes:
@@ -36,7 +36,7 @@ class Levels(eqx.Module):
         out_of_fold: whether the rows were predicted by models other than the model that predicts new rows.
     """
 
-    groups: Groups
+    groups: GroupLabels
     tables: tuple[Float[Array, " _"], ...]
     numbers: tuple[tuple[int, int], ...] = eqx.field(static=True)
     out_of_fold: bool = eqx.field(static=True)
@@ -69,7 +69,9 @@ class Levels(eqx.Module):
         return Guarantee(confidence_level, rows, min(inside, reached), between_scores=True)
 
 
-def recalibrated_levels(x: Table, base: Distribution, y: Float[Array, " n"], *, by: Labels | None = None) -> Levels:
+def recalibrated_levels(
+    x: Table, base: Distribution, y: Float[Array, " n"], *, by: Labels | None = None
+) -> RecalibratedLevels:
     """Learn the levels of the ends of central intervals from the levels of held-out targets.
 
     Args:
@@ -78,14 +80,14 @@ def recalibrated_levels(x: Table, base: Distribution, y: Float[Array, " n"], *, 
         y: targets [n].
         by: labels of groups [n], or a function of x; None for one group.
     """
-    groups, number = Groups.of(x, base, by, len(y))
+    groups, number = GroupLabels.of(x, base, by, len(y))
     level = np.asarray(base.cdf(y), float)
     # s = |2 F(y) - 1|, sorted within each group
     scores = [np.sort(abs(2 * level[number == k] - 1)) for k in range(groups.count)]
     most = 1 - 2 * float(np.finfo(np.asarray(y).dtype).eps)
     numbers = tuple((len(each), int((each < most).sum())) for each in scores)
     tables = tuple(jax.device_put(table_of(np.minimum(each, most)).astype(y.dtype)) for each in scores)
-    return Levels(groups, tables, numbers, base.is_out_of_fold)
+    return RecalibratedLevels(groups, tables, numbers, base.is_out_of_fold)
 
 
 def table_of(scores: Float[np.ndarray, " n"]) -> Float[np.ndarray, " m"]:

@@ -128,12 +128,12 @@ def models_of_folds(
         OutOfTime: if the deadline passes.
     """
     with nullcontext() if about is None else one_warning(about, in_threads=share_nothing):
-        work = _Work(fit, predict, inputs, targets, folds, keys, share_nothing, begin, deadline, told)
+        work = _FoldWork(fit, predict, inputs, targets, folds, keys, share_nothing, begin, deadline, told)
         stacked = _of_a_vmap(work) if jax.default_backend() != "cpu" else None
         return _one_each(work) if stacked is None else stacked
 
 
-class _Work(NamedTuple):
+class _FoldWork(NamedTuple):
     """The arguments of `models_of_folds`."""
 
     fit: Callable
@@ -148,7 +148,7 @@ class _Work(NamedTuple):
     told: progress.Work | None
 
 
-def _one_each(work: _Work) -> tuple[list[Callable], list[Any]]:
+def _one_each(work: _FoldWork) -> tuple[list[Callable], list[Any]]:
     """A fit for every fold, in threads if they are known to change nothing."""
 
     def one(fold_and_key: tuple[Fold, PRNGKeyArray], fit: Callable) -> tuple[Callable, Any]:
@@ -180,7 +180,7 @@ def _fitted(fit: Callable, tables: tuple[Any, ...], y: Array, key: PRNGKeyArray)
         raise
 
 
-def _of_a_vmap(work: _Work) -> tuple[list[Callable], list[Any]] | None:
+def _of_a_vmap(work: _FoldWork) -> tuple[list[Callable], list[Any]] | None:
     """The same from one `vmap` of the fits; None if the fits must run one after another.
 
     The value is None if training parts differ in size, `fit` reads values, or memory does not suffice. It is also None

@@ -22,7 +22,7 @@ from jaxcal.pipeline.methods import Division, Method
 from jaxcal.pipeline.out_of_fold import WITHOUT_A_FOLD, joined, models_of_folds, one_warning, take_rows
 from jaxcal.pipeline.side_by_side import share_nothing
 from jaxcal.pipeline.steps import (
-    Groups,
+    GroupSource,
     Taken,
     as_fit,
     as_prediction,
@@ -54,7 +54,7 @@ class Plan:
     recalibrate: Callable | None
     learns: bool
     weights: Float[Array, " n"] | None
-    by: Groups
+    by: GroupSource
     columns: Categorical
     keys: tuple[PRNGKeyArray, PRNGKeyArray, PRNGKeyArray]
     deadline: float | None = None
@@ -283,7 +283,12 @@ def fit_chain(
 
 
 def _recalibrated(
-    fit_last: Callable, x: Table, y: Float[Array, " n"], predictions: Sequence, parts: Sequence[np.ndarray], by: Groups
+    fit_last: Callable,
+    x: Table,
+    y: Float[Array, " n"],
+    predictions: Sequence,
+    parts: Sequence[np.ndarray],
+    by: GroupSource,
 ) -> list[Distribution]:
     """The predictions of each part after a last step that is fitted to the other parts, and so held out."""
     order, recalibrated = np.concatenate(parts), []

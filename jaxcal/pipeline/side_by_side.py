@@ -20,7 +20,7 @@ from threadpoolctl import ThreadpoolController
 
 from jaxcal import progress
 from jaxcal._numpy import one_thread_of_blas
-from jaxcal.pipeline.steps import Fitted, OfNumbers
+from jaxcal.pipeline.steps import OfNumbers, PrefittedModel
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -42,7 +42,7 @@ def share_nothing(steps: Sequence[Any]) -> bool:
 
 
 def _shares_nothing(step: Any) -> bool:
-    step = step.model if isinstance(step, Fitted | OfNumbers) else step
+    step = step.model if isinstance(step, PrefittedModel | OfNumbers) else step
     if isinstance(step, partial):
         arguments = (*step.args, *step.keywords.values())
         return _shares_nothing(step.func) and all(_is_known(value) for value in arguments)
@@ -108,7 +108,7 @@ def in_threads(
     number = min(len(items), cores())
     if (number < 2 and deadline is None) or _settings() != _in_a_thread(_settings):
         return one_by_one(function, items, ended, deadline)
-    work = _Work(function, items)
+    work = _Queue(function, items)
     with one_thread_of_blas() as users:
         threads = [threading.Thread(target=contextvars.copy_context().run, args=(work.run,)) for _ in range(number)]
         for thread in threads:
@@ -128,7 +128,7 @@ def in_threads(
     return work.results
 
 
-class _Work:
+class _Queue:
     """The work that the threads share: the items, the next item, and the items that have ended."""
 
     def __init__(self, function: Callable[[T], R], items: Sequence[T]) -> None:

@@ -50,7 +50,7 @@ class Estimator(eqx.Module):
         return Estimator(_tree_arrays.of_means(self.model))
 
 
-class Fitted(eqx.Module):
+class PrefittedModel(eqx.Module):
     """A fit that returns a model that is already fitted."""
 
     model: Any
@@ -256,7 +256,7 @@ def with_weights(fit: Callable, weights: Float[Array, " n"] | None) -> Callable:
 
 def name_of(step: Any) -> str:
     """The name of a step: the module of a function called fit, else the name of the function or of the class."""
-    step = step.model if isinstance(step, Fitted | OfNumbers) else step
+    step = step.model if isinstance(step, PrefittedModel | OfNumbers) else step
     while isinstance(step, partial):
         step = step.args[0] if step.func is _fit_estimator else step.func
     name = getattr(step, "__name__", type(step).__name__)
@@ -301,8 +301,8 @@ def with_columns(fit: Callable, columns: Categorical) -> Callable:
 # Groups of rows
 
 
-class Groups(eqx.Module):
-    """The source of the last step's groups: labels of the rows, or a function of x; made by `Groups.of`.
+class GroupSource(eqx.Module):
+    """The source of the last step's groups: labels of the rows, or a function of x; made by `GroupSource.of`.
 
     Attributes:
         source: "labels", or the function; None without groups.
@@ -313,7 +313,7 @@ class Groups(eqx.Module):
     labels: np.ndarray | None
 
     @classmethod
-    def of(cls, by: Series | str | Callable | None, num_rows: int) -> "Groups":
+    def of(cls, by: Series | str | Callable | None, num_rows: int) -> "GroupSource":
         """The groups that the argument `by` of `fit` describes."""
         if by is None or callable(by):
             return cls(by, None)
@@ -321,13 +321,13 @@ class Groups(eqx.Module):
             return cls(ColumnLabels(by), None)
         return cls("labels", _checks.as_labels("by", by, num_rows))
 
-    def part(self, rows: np.ndarray) -> "Groups":
+    def part(self, rows: np.ndarray) -> "GroupSource":
         """The groups of some of the rows."""
-        return Groups(self.source, None if self.labels is None else self.labels[rows])
+        return GroupSource(self.source, None if self.labels is None else self.labels[rows])
 
-    def without_labels(self) -> "Groups":
+    def without_labels(self) -> "GroupSource":
         """The source of the groups, which is all that new rows need."""
-        return Groups(self.source, None)
+        return GroupSource(self.source, None)
 
     def check_rows(self, x: Table, division: Division) -> None:
         """Raise ValueError if the held-out rows of a group are all in one part, since other parts calibrate it."""

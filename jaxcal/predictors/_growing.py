@@ -26,7 +26,7 @@ FOLDS = 5
 _CONFIDENCE_LEVEL = 0.95
 
 
-class Problem(NamedTuple):
+class GrowingData(NamedTuple):
     """The training rows: as a table, as inputs of networks, and as sorted columns for the search of thresholds."""
 
     columns: Columns
@@ -38,7 +38,7 @@ class Problem(NamedTuple):
     orders: Int[Array, "c n"]
 
 
-class Scalers(NamedTuple):
+class NetworkScalers(NamedTuple):
     """The standardization of the networks' inputs, and of the target."""
 
     x: Standardizer | LogTails
@@ -47,10 +47,10 @@ class Scalers(NamedTuple):
 
 def arranged(
     columns: Columns, table: Float[Array, "n c"], y: Float[Array, " n"], *, log_tails: bool
-) -> tuple[Scalers, Problem]:
+) -> tuple[NetworkScalers, GrowingData]:
     """The standardizations, and the training rows as the tree and its networks take them."""
     scalers, codes, *arrays = _arrays_of(columns, table, y, log_tails)
-    return scalers, Problem(columns, np.asarray(table), np.asarray(codes), *arrays)
+    return scalers, GrowingData(columns, np.asarray(table), np.asarray(codes), *arrays)
 
 
 @numpy_or_jit
@@ -60,7 +60,7 @@ def _arrays_of(columns: Columns, table: Float[AnyArray, "n c"], y: Float[AnyArra
     ordered = table[:, np.array(columns.ordered)] if columns.ordered else namespace(table).zeros_like(table[:, :1])
     inputs = columns.inputs(table)
     x_scaler = input_scaler(inputs, columns.indicators, log_tails=log_tails)
-    scalers = Scalers(x_scaler, Standardizer.of(y))
+    scalers = NetworkScalers(x_scaler, Standardizer.of(y))
     orders = levene.feature_orders(ordered)
     return scalers, columns.codes(table), x_scaler(inputs), scalers.y(y), ordered, orders
 
@@ -131,7 +131,7 @@ class Growing(NamedTuple):
         """The rows of every leaf, in the order of the nodes."""
         return [rows for node, rows in zip(*self, strict=True) if node.feature < 0]
 
-    def add(self, rows: np.ndarray, problem: Problem, *, residual_std: ArrayLike = math.nan) -> None:
+    def add(self, rows: np.ndarray, problem: GrowingData, *, residual_std: ArrayLike = math.nan) -> None:
         """A new node with these rows."""
         num_categories = max(problem.columns.sizes, default=1)
         node = Node.new(len(rows), num_categories, problem.x.dtype)
@@ -140,7 +140,7 @@ class Growing(NamedTuple):
 
 
 def grow(
-    problem: Problem,
+    problem: GrowingData,
     search: Search,
     residuals_of: Callable[[list[int], list[np.ndarray], PRNGKeyArray | None], list[np.ndarray]],
     num_members: int,
@@ -177,7 +177,7 @@ def grow(
 
 
 def _split(
-    problem: Problem, search: Search, tree: Growing, tested: list[tuple[int, np.ndarray]], key: PRNGKeyArray | None
+    problem: GrowingData, search: Search, tree: Growing, tested: list[tuple[int, np.ndarray]], key: PRNGKeyArray | None
 ) -> list[int]:
     """Split the tested nodes of a tree where the test is significant; return the places of the new nodes."""
     residuals = np.zeros(problem.target.shape, problem.target.dtype)
@@ -208,7 +208,7 @@ def _split(
     return new
 
 
-class _Split(NamedTuple):
+class _NodeSplit(NamedTuple):
     """The best split of a node: of a continuous column by a threshold, or of a categorical one by its categories."""
 
     statistic: float
@@ -218,15 +218,15 @@ class _Split(NamedTuple):
     threshold: float
     left_categories: np.ndarray | None
 
-    def goes_left(self, problem: Problem, rows: np.ndarray) -> np.ndarray:
+    def goes_left(self, problem: GrowingData, rows: np.ndarray) -> np.ndarray:
         if self.left_categories is None:
             return problem.x[rows, self.feature] <= self.threshold
         return self.left_categories[problem.codes[rows, self.feature]]
 
 
 def _best_splits(
-    problem: Problem, search: Search, residuals: np.ndarray, nodes: np.ndarray, key: PRNGKeyArray | None
-) -> list[_Split]:
+    problem: GrowingData, search: Search, residuals: np.ndarray, nodes: np.ndarray, key: PRNGKeyArray | None
+) -> list[_NodeSplit]:
     """The best split of every node over all columns, with its corrected p-value."""
     num_nodes = nodes.max() + 1
     cuts = _best_cuts(problem, search, residuals, nodes)
@@ -238,7 +238,7 @@ def _best_splits(
     best = []
     for k in range(num_nodes):
         feature = problem.columns.ordered[cuts.feature[k]] if cuts.feature[k] >= 0 else -1
-        cut = _Split(
+        cut = _NodeSplit(
             statistic=float(cuts.statistic[k]),
             log_p=float(log_p[k]),
             critical_value=float(critical_value[k]),
@@ -259,13 +259,13 @@ def _best_splits(
     return best
 
 
-def _best_cuts(problem: Problem, search: Search, residuals: np.ndarray, nodes: np.ndarray) -> levene.Split:
+def _best_cuts(problem: GrowingData, search: Search, residuals: np.ndarray, nodes: np.ndarray) -> levene.LeveneSplit:
     """The best threshold of every node over the continuous columns."""
     splits = levene.best_splits(problem.ordered, residuals, nodes, **_cut_options(problem, search))
     return jax.tree.map(np.asarray, splits)
 
 
-def _cut_options(problem: Problem, search: Search) -> dict[str, Any]:
+def _cut_options(problem: GrowingData, search: Search) -> dict[str, Any]:
     """The options of the searches over thresholds."""
     return {
         "num_nodes": search.slots(problem.target.shape[0]),
@@ -277,7 +277,7 @@ def _cut_options(problem: Problem, search: Search) -> dict[str, Any]:
 
 
 def _best_subset(
-    problem: Problem, search: Search, residuals: np.ndarray, is_in: np.ndarray, position: int
+    problem: GrowingData, search: Search, residuals: np.ndarray, is_in: np.ndarray, position: int
 ) -> levene.Subset:
     """The best subset of the categories of one column, for the node that contains the rows `is_in`."""
     column, num_categories = problem.columns.categorical[position], problem.columns.sizes[position]
@@ -288,11 +288,11 @@ def _best_subset(
 
 
 def _corrected_log_p(
-    problem: Problem,
+    problem: GrowingData,
     search: Search,
     residuals: np.ndarray,
     nodes: np.ndarray,
-    cuts: levene.Split,
+    cuts: levene.LeveneSplit,
     subsets: list[list[levene.Subset]],
     key: PRNGKeyArray | None,
 ) -> tuple[np.ndarray, np.ndarray]:

@@ -105,7 +105,7 @@ class Nodes:
         return node.reshape(len(x), -1)
 
 
-class Tree(NamedTuple):
+class NodeArrays(NamedTuple):
     """The fields of one tree's nodes, under the names of scikit-learn."""
 
     children_left: np.ndarray
@@ -141,11 +141,13 @@ class ForestArrays:
         return self.counts is not None
 
     @property
-    def trees(self) -> list[Tree]:
+    def trees(self) -> list[NodeArrays]:
         """The trees one by one."""
         left = np.where(self.nodes.feature < 0, -1, self.nodes.children[:, 1])
         parts = left, self.nodes.value[:, None, None], self.impurity, self.weight
-        return [Tree(*each) for each in zip(*(np.split(part, self.nodes.first[1:]) for part in parts), strict=True)]
+        return [
+            NodeArrays(*each) for each in zip(*(np.split(part, self.nodes.first[1:]) for part in parts), strict=True)
+        ]
 
     def apply(self, x: np.ndarray) -> np.ndarray:
         """The number of the leaf in each tree that each row falls into [n, T]."""

@@ -23,7 +23,7 @@ from jaxcal.networks.normal import (
 )
 from jaxcal.networks.training import new_network, trainer
 from jaxcal.optimize import Optimum, each_run, num_train
-from jaxcal.predictors._growing import Problem
+from jaxcal.predictors._growing import GrowingData
 
 _ROUNDS = 2
 # In the widening of a leaf, each of its held-out rows counts one, and the rows of all other leaves count this together.
@@ -34,7 +34,7 @@ _LEVEL = 0.9
 _FEW_ROWS = 8192
 
 
-class Rows(NamedTuple):
+class TrainingRows(NamedTuple):
     """The rows of a training, to train on and to stop by: padded row numbers, and the numbers of rows."""
 
     train: Int[AnyArray, " m"]
@@ -45,7 +45,7 @@ class Rows(NamedTuple):
     @classmethod
     def padded(
         cls, train: Sequence[np.ndarray], validation: Sequence[np.ndarray], most: tuple[int, int]
-    ) -> list["Rows"]:
+    ) -> list["TrainingRows"]:
         """The rows of several trainings, padded to the lengths `most`.
 
         Where `most` is long, the padded lengths are the least of it, a quarter of it, a sixteenth of it, ... that holds
@@ -67,7 +67,7 @@ class Rows(NamedTuple):
         num_rows: int,
         rng: np.random.Generator,
         held_out: Bool[np.ndarray, " n"] | None = None,
-    ) -> list["Rows"]:
+    ) -> list["TrainingRows"]:
         """The rows of every part in a random order: the first ones to train on, the others to stop by.
 
         The rows to stop by are the rows of the part that are held out. A part without held-out rows, or with no others,
@@ -120,7 +120,7 @@ class Draws(NamedTuple):
         return _random.split(self.key, number)
 
 
-def held_out_rows(problem: Problem, settings: presets.Settings, draws: Draws) -> Bool[np.ndarray, " n"] | None:
+def held_out_rows(problem: GrowingData, settings: presets.Settings, draws: Draws) -> Bool[np.ndarray, " n"] | None:
     """The rows that no member's leaves are trained on; None where nothing is widened."""
     if not settings.calibrate:
         return None
@@ -130,7 +130,7 @@ def held_out_rows(problem: Problem, settings: presets.Settings, draws: Draws) ->
 
 
 def out_of_fold_residuals(
-    problem: Problem, settings: presets.Settings, num_folds: int, num_members: int, draws: Draws
+    problem: GrowingData, settings: presets.Settings, num_folds: int, num_members: int, draws: Draws
 ) -> Float[np.ndarray, "m n"]:
     """For every member, each row's residual of a network that was trained on the other folds.
 
@@ -140,7 +140,7 @@ def out_of_fold_residuals(
     number = problem.target.shape[0]
     folds = [fold for _ in range(num_members) for fold in np.array_split(rng.permutation(number), num_folds)]
     others = [np.setdiff1d(np.arange(number), fold) for fold in folds]
-    rows = Rows.padded(others, folds, (number - number // num_folds, -(-number // num_folds)))
+    rows = TrainingRows.padded(others, folds, (number - number // num_folds, -(-number // num_folds)))
     own = list(zip(rows, draws.keys(len(rows)), strict=True))
     label = "usnrt.fit: networks without a fold"
     _, fold_residuals = each_run(_train_mean, _shared(problem, settings), own, label=label, slots=len(own))
@@ -151,14 +151,14 @@ def out_of_fold_residuals(
 
 
 def node_residuals(
-    problem: Problem, settings: presets.Settings, slots: int, rows: list[np.ndarray], key: PRNGKeyArray
+    problem: GrowingData, settings: presets.Settings, slots: int, rows: list[np.ndarray], key: PRNGKeyArray
 ) -> list[np.ndarray]:
     """The residuals of a network trained on the rows of every node (section IV-B).
 
     Most of them are residuals of the network's own training rows.
     """
     draws = Draws.of(key)
-    divided = Rows.divided(rows, settings.validation_fraction, problem.target.shape[0], draws.rng)
+    divided = TrainingRows.divided(rows, settings.validation_fraction, problem.target.shape[0], draws.rng)
     own = list(zip(divided, draws.keys(len(divided)), strict=True))
     label = "usnrt.fit: networks of nodes"
     parts = as_numpy(each_run(_train_mean, _shared(problem, settings), own, label=label, slots=slots))
@@ -175,7 +175,7 @@ def node_residuals(
 
 
 def train_on_all_rows(
-    problem: Problem,
+    problem: GrowingData,
     settings: presets.Settings,
     held_out: Bool[np.ndarray, " n"],
     residuals: Float[np.ndarray, "m n"],
@@ -187,14 +187,14 @@ def train_on_all_rows(
     """
     number = problem.target.shape[0]
     every = [np.arange(number)] * len(residuals)
-    rows = Rows.divided(every, settings.validation_fraction, number, draws.rng, held_out)
+    rows = TrainingRows.divided(every, settings.validation_fraction, number, draws.rng, held_out)
     own = list(zip(rows, draws.keys(len(rows)), residuals, strict=True))
     label = "usnrt.fit: networks of all rows"
     return each_run(_train_start, _shared(problem, settings), own, label=label, slots=len(own))
 
 
 def train_leaves(
-    problem: Problem,
+    problem: GrowingData,
     settings: presets.Settings,
     leaves: list[list[np.ndarray]],
     slots: int,
@@ -215,7 +215,7 @@ def train_leaves(
     """
     flat = [rows for tree_leaves in leaves for rows in tree_leaves]
     counts = np.array([len(tree_leaves) for tree_leaves in leaves])
-    rows = Rows.divided(flat, settings.validation_fraction, problem.target.shape[0], draws.rng, held_out)
+    rows = TrainingRows.divided(flat, settings.validation_fraction, problem.target.shape[0], draws.rng, held_out)
     start = as_numpy(start)
     starts = [jax.tree.map(lambda leaf, k=k: leaf[k], start) for k in np.repeat(np.arange(len(leaves)), counts)]
     own = list(zip(rows, draws.keys(len(rows)), starts, strict=True))
@@ -227,7 +227,7 @@ def train_leaves(
     return _by_leaf(results, number, is_there, settings.calibrate)
 
 
-def _shared(problem: Problem, settings: presets.Settings) -> tuple:
+def _shared(problem: GrowingData, settings: presets.Settings) -> tuple:
     """The arguments that all trainings share."""
     return problem.inputs, problem.target, settings
 
@@ -281,14 +281,14 @@ def _by_leaf(
     return Leaves(optima, rmse, widening, held_out.coverage(widening))
 
 
-def _train_mean(inputs, target, settings: presets.Settings, rows: Rows, key) -> tuple:
+def _train_mean(inputs, target, settings: presets.Settings, rows: TrainingRows, key) -> tuple:
     """The residuals of a network at the rows to train on and at the rows to stop by, padded as these are."""
     parts = rows.of(inputs, target)
     network = _trained_mean(parts, rows, key, settings)
     return tuple(errors_of(network, *part) for part in parts)
 
 
-def _train_start(inputs, target, settings: presets.Settings, rows: Rows, key, residuals) -> NormalNetwork:
+def _train_start(inputs, target, settings: presets.Settings, rows: TrainingRows, key, residuals) -> NormalNetwork:
     """A network of the mean, and one of the variance of the given residuals."""
     mean_key, variance_key = _random.split(key)
     mean = _trained_mean(rows.of(inputs, target), rows, mean_key, settings)
@@ -298,13 +298,13 @@ def _train_start(inputs, target, settings: presets.Settings, rows: Rows, key, re
     return NormalNetwork((mean, _trained(loss, residual_parts, rows, variance_key, settings, **options)))
 
 
-def _trained_mean(parts: tuple[tuple, tuple], rows: Rows, key, settings: presets.Settings) -> FeedForward:
+def _trained_mean(parts: tuple[tuple, tuple], rows: TrainingRows, key, settings: presets.Settings) -> FeedForward:
     """A network of the mean, by the program that trains the leaves' networks: every row has a variance there."""
     return _trained(weighted_squared_error, with_unit_variances(*parts), rows, key, settings)
 
 
 def _trained(
-    loss: Callable, parts: tuple[tuple, tuple], rows: Rows, key, settings: presets.Settings, **options: Any
+    loss: Callable, parts: tuple[tuple, tuple], rows: TrainingRows, key, settings: presets.Settings, **options: Any
 ) -> FeedForward:
     """A new network, trained."""
     init_key, train_key = _random.split(key)
@@ -313,7 +313,7 @@ def _trained(
 
 
 def _train_leaf(
-    inputs, target, settings: presets.Settings, rows: Rows, key, start: NormalNetwork | None
+    inputs, target, settings: presets.Settings, rows: TrainingRows, key, start: NormalNetwork | None
 ) -> tuple[Optimum, Float[Array, ""], _HeldOut]:
     """The optimum of a leaf's networks, the root mean square of the residuals, and the held-out rows.
 
@@ -382,6 +382,6 @@ def _taken(numbers: Int[AnyArray, " k"], *columns: AnyArray) -> tuple[AnyArray, 
     return tuple(column[numbers] for column in columns)
 
 
-def _trainer(rows: Rows, settings: presets.Settings) -> Callable[..., Optimum]:
+def _trainer(rows: TrainingRows, settings: presets.Settings) -> Callable[..., Optimum]:
     """The training of all these networks, without the padding of the rows."""
     return partial(trainer(settings), num_rows=(rows.num_train, rows.num_validation))

@@ -19,7 +19,7 @@ from jaxcal.networks import NormalNetwork, TrainingOptions
 from jaxcal.networks.held_out import mixture_moments
 from jaxcal.networks.normal import as_mixture, settle_normal, train_normal
 from jaxcal.networks.trained import WidenedNetwork
-from jaxcal.networks.training import Rows, split
+from jaxcal.networks.training import TrainingSplit, split
 from jaxcal.optimize import Optimum, over_runs
 
 
@@ -116,7 +116,9 @@ class DeepEnsemble(WidenedNetwork[Mixture]):
         return mixture_moments(*self.networks.of_rows(x))
 
 
-def _one_by_one(train: Partial, rows: Rows | None, key: PRNGKeyArray, num_members: int) -> tuple[Optimum, Rows]:
+def _one_by_one(
+    train: Partial, rows: TrainingSplit | None, key: PRNGKeyArray, num_members: int
+) -> tuple[Optimum, TrainingSplit]:
     """The stacked members, and the rows of the first, which are the rows of all where they have the same rows."""
     trained = []
     with progress.work("deep_ensemble.fit: members", num_members) as work:
@@ -128,7 +130,9 @@ def _one_by_one(train: Partial, rows: Rows | None, key: PRNGKeyArray, num_member
 
 
 @_programs.jit
-def _at_once(train: Partial, rows: Rows | None, key: PRNGKeyArray, num_members: int) -> tuple[Optimum, Rows]:
+def _at_once(
+    train: Partial, rows: TrainingSplit | None, key: PRNGKeyArray, num_members: int
+) -> tuple[Optimum, TrainingSplit]:
     """The stacked members and rows, by one program, which trains them in one `vmap` on an accelerator."""
     optima, rows_of_members = over_runs(lambda key: train(key=key, rows=rows))(jax.random.split(key, num_members))
     return optima, jax.tree.map(lambda stacked: stacked[0], rows_of_members)

@@ -30,7 +30,7 @@ from jaxcal.functional import linalg
 from jaxcal.gp import Exact, GaussianNoise, Stochastic, initial
 from jaxcal.gp.fit import Way, check_fit, check_objects, fit_rows
 from jaxcal.gp.inference import stochastic
-from jaxcal.gp.initial import Given
+from jaxcal.gp.initial import GivenParts
 from jaxcal.gp.kernels import GPJaxKernel, SquaredExponential
 from jaxcal.gp.model import Data, Model
 from jaxcal.gp.padding import prediction
@@ -234,7 +234,7 @@ class GaussianProcess(HoldsProcess):
         return self.kernel
 
 
-def _given(kernel: Any, noise: Noise, preset: str | None) -> Given:
+def _given(kernel: Any, noise: Noise, preset: str | None) -> GivenParts:
     """The checked kernel and noise."""
     is_name = isinstance(kernel, str)
     _checks.check_choice("preset", preset, tuple(_PRESETS))
@@ -245,15 +245,15 @@ def _given(kernel: Any, noise: Noise, preset: str | None) -> Given:
     if is_name:
         _checks.check_choice("kernel", kernel, (_SQUARED_EXPONENTIAL, "nngp"))
         if kernel == _SQUARED_EXPONENTIAL:
-            return Given.of(None, noise)
+            return GivenParts.of(None, noise)
         # Imported only here: it imports gpjax, which takes longer than importing all of jaxcal.
         from jaxcal.gp.nngp import NNGP
 
         kernel = NNGP()
-    return Given.of(GPJaxKernel.of("kernel", kernel), noise)
+    return GivenParts.of(GPJaxKernel.of("kernel", kernel), noise)
 
 
-class _Scalers(NamedTuple):
+class _ProcessScalers(NamedTuple):
     """The standardizations of the inputs and of the target."""
 
     x: Standardizer
@@ -262,25 +262,27 @@ class _Scalers(NamedTuple):
 
 def _prepared(
     indicators: Any,
-    kernel_and_noise: Given,
+    kernel_and_noise: GivenParts,
     preset: str | None,
     robust: bool,
     x: Float[AnyArray, "n d"],
     y: Float[AnyArray, " n"],
     included: Bool[AnyArray, " n"] | None,
-) -> tuple[_Scalers, InitialOf, Data]:
+) -> tuple[_ProcessScalers, InitialOf, Data]:
     """The scalers, the initial values, and the rows as the process takes them."""
     dtype = np.result_type(x.dtype, y.dtype)
     x, y = x.astype(dtype), y.astype(dtype)
     weights = None if included is None else included.astype(dtype)
     standardize = partial(Standardizer.of, weights=weights)
     scaler = Standardizer.identity if preset == "nngp" else Standardizer.robust if robust else standardize
-    scalers = _Scalers(standardize(x).without(indicators), scaler(y))
+    scalers = _ProcessScalers(standardize(x).without(indicators), scaler(y))
     initial_of = eqx.Partial(_initial_models, kernel_and_noise, scalers.y, preset)
     return scalers, initial_of, Data.of(scalers.x(x), scalers.y(y), included=included)
 
 
-def _fit_stochastic(columns: Columns, x, y, kernel_and_noise: Given, inference: Stochastic, key) -> "GaussianProcess":
+def _fit_stochastic(
+    columns: Columns, x, y, kernel_and_noise: GivenParts, inference: Stochastic, key
+) -> "GaussianProcess":
     """The fit by a bound whose computation reads x part by part."""
     stochastic.check_known(x, y)
     key = stochastic.given_key(key)
@@ -293,7 +295,7 @@ def _fit_stochastic(columns: Columns, x, y, kernel_and_noise: Given, inference: 
 
 
 def _initial_models(
-    kernel_and_noise: Given, y_scaler: Standardizer, preset: str | None, data: Data, noise: AnyArray | None = None
+    kernel_and_noise: GivenParts, y_scaler: Standardizer, preset: str | None, data: Data, noise: AnyArray | None = None
 ) -> Model:
     """The initial values: a grid of lengthscales and noise variances, or the preset's."""
     if preset == "crude":

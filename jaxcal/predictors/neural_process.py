@@ -355,7 +355,7 @@ class _Question(NamedTuple):
     y: Float[AnyArray, "*f n"]
 
 
-class _Rows(NamedTuple):
+class _TaskRows(NamedTuple):
     """Standardized rows to train on, to stop by if there are any, and to predict from."""
 
     train: XY
@@ -374,7 +374,7 @@ def _split(
     key: PRNGKeyArray,
     *,
     paper: bool,
-) -> _Rows:
+) -> _TaskRows:
     """The rows in random order; the preset trains on all of them."""
     order = _random.permutation(key, y.shape[1])
     return _divided(x, y, order, None if paper else validation_fraction, max_context, indicators)
@@ -388,7 +388,7 @@ def _divided(
     validation_fraction: float | None,
     max_context: int,
     indicators: tuple[int, ...],
-) -> _Rows:
+) -> _TaskRows:
     """The rows in the given order; without a validation fraction, all of them are trained on."""
     dtype = np.result_type(x.dtype, y.dtype)
     inputs, targets = x.astype(dtype).reshape(-1, x.shape[2]), y.astype(dtype).ravel()
@@ -398,7 +398,7 @@ def _divided(
     if validation_fraction is not None:
         (train, validation), most = _held_out(x, y, validation_fraction, max_context), _MOST_KEPT
     context = (x[0, :most], y[0, :most]) if y.shape[0] == 1 else None
-    return _Rows(train=train, validation=validation, context=context, x_scaler=x_scaler, y_scaler=y_scaler)
+    return _TaskRows(train=train, validation=validation, context=context, x_scaler=x_scaler, y_scaler=y_scaler)
 
 
 def _held_out(
@@ -424,7 +424,7 @@ class _Numbers(NamedTuple):
     validation: int | Int[AnyArray, ""]
 
 
-def _in_buckets(rows: _Rows, key: PRNGKeyArray) -> tuple[XY, _Question | None, _Numbers]:
+def _in_buckets(rows: _TaskRows, key: PRNGKeyArray) -> tuple[XY, _Question | None, _Numbers]:
     """The rows to train on and the validation set, padded where possible: nearby numbers of rows share a program."""
     train, question = rows.train, rows.validation
     numbers = _Numbers(train[1].shape[1], 0 if question is None else question.y.shape[1])

@@ -31,7 +31,7 @@ from jaxcal.networks.modules import at_rows
 from jaxcal.networks.normal import as_mixture, as_normal
 from jaxcal.networks.training import settle
 from jaxcal.predictors import _tree_networks
-from jaxcal.predictors._growing import FOLDS, Growing, Problem, Search, arranged, grow, in_unit, stack_trees
+from jaxcal.predictors._growing import FOLDS, Growing, GrowingData, Search, arranged, grow, in_unit, stack_trees
 from jaxcal.predictors._tree import Branch, Tree
 from jaxcal.predictors._tree_networks import Draws
 
@@ -340,7 +340,7 @@ class USNRT(eqx.Module):
 
 
 def _grow(
-    problem: Problem,
+    problem: GrowingData,
     search: Search,
     settings: presets.Settings,
     num_members: int,

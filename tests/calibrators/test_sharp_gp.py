@@ -22,7 +22,7 @@ pytestmark = pytest.mark.contract_in_32_bits
 
 X64 = jax.config.jax_enable_x64
 EXACT = 1e-10 if X64 else 1e-4
-KERNEL = sharp_gp.Kernel(np.array([1.0, 1.0]), 0.1)
+KERNEL = sharp_gp.KernelAndNoise(np.array([1.0, 1.0]), 0.1)
 SLOW = pytest.mark.slow
 FORMS = (
     {},
@@ -154,10 +154,10 @@ def test_rows_that_are_often_repeated_raise_no_warning():
 def test_little_noise_is_not_raised_in_silence(data):
     """In 32 bits: what rounding adds to the noise ratio is small, or a warning says what it hides."""
     in_32_bits = [tuple(rows.astype(np.float32) for rows in part) for part in data]
-    fitted = fit(in_32_bits, kernel=sharp_gp.Kernel(np.float32(1), np.float32(1e-4)), levels=0.9)
+    fitted = fit(in_32_bits, kernel=sharp_gp.KernelAndNoise(np.float32(1), np.float32(1e-4)), levels=0.9)
     np.testing.assert_allclose(fitted.noise_ratio, 1e-4, rtol=0.2)
     with pytest.warns(UserWarning, match="hardly greater than what rounding in float32 hides"):
-        fit(in_32_bits, kernel=sharp_gp.Kernel(np.float32(10), np.float32(1e-7)), levels=0.9)
+        fit(in_32_bits, kernel=sharp_gp.KernelAndNoise(np.float32(10), np.float32(1e-7)), levels=0.9)
 
 
 def test_target_of_the_training_rows_is_not_needed_to_fit_on_calibration_rows(data):
@@ -180,7 +180,7 @@ def test_degenerate_inputs(data, column):
     (x_train, y_train), (x, y), (new, _) = data
     if column == "constant":
         x_train, x, new = (np.column_stack([a, np.full(len(a), 3.0)]) for a in (x_train, x, new))
-        kernel = sharp_gp.Kernel(np.array([1.0, 1.0, 1.0]), 0.1)
+        kernel = sharp_gp.KernelAndNoise(np.array([1.0, 1.0, 1.0]), 0.1)
     else:
         x_train, y_train, kernel = np.repeat(x_train, 3, axis=0), np.repeat(y_train, 3), KERNEL
     fitted = sharp_gp.fit(x, Point(mean(x)), y, x_train=x_train, y_train=y_train, kernel=kernel)
@@ -280,7 +280,7 @@ def test_a_score_is_the_place_of_an_error(rng, num_below, of):
 
 def upper_end(x, mean_of_x, y, x_train, y_train, lengthscale=None, noise_ratio=None, **options):
     """Of intervals at three rows, as a function of all that is fitted to."""
-    kernel = None if lengthscale is None else sharp_gp.Kernel(lengthscale, noise_ratio)
+    kernel = None if lengthscale is None else sharp_gp.KernelAndNoise(lengthscale, noise_ratio)
     fitted = sharp_gp.fit(
         x, Point(mean_of_x), y, x_train=x_train, y_train=y_train, kernel=kernel, levels=(0.2, 0.8), **options
     )
@@ -304,7 +304,7 @@ def test_derivatives_of_many_runs_and_of_a_search_cut_short(data, monkeypatch, o
     runs = jax.jit(jax.vmap(lambda y_train: derivative(*args, y_train)))(both)
     np.testing.assert_allclose(runs, [derivative(*args, one) for one in both], rtol=1e-6, atol=1e-9)
 
-    monkeypatch.setattr(sharp_gp.given, "_BY_ALL", jc.gp.Exact(max_iterations=1))
+    monkeypatch.setattr(sharp_gp.conditioning, "_BY_ALL", jc.gp.Exact(max_iterations=1))
     jax.clear_caches()
     assert np.isnan(derivative(*args, y_train[:30])).any()
     fitted = sharp_gp.fit(*args[:1], Point(args[1]), args[2], x_train=args[3], y_train=y_train[:30])
@@ -331,9 +331,9 @@ def test_no_derivative_passes_unless_asked_for(data):
         ({"y_train": None}, "y_train may be None only"),
         ({"y_train": np.ones(60)}, "y_train is"),
         ({"y_train": np.ones(59)}, "y_train"),
-        ({"kernel": sharp_gp.Kernel(np.ones(3), 0.1)}, "lengthscale for each of the 2 columns"),
-        ({"kernel": sharp_gp.Kernel(1.0, -0.1)}, "noise_ratio must be positive"),
-        ({"kernel": sharp_gp.Kernel(np.nan, 0.1)}, "lengthscale"),
+        ({"kernel": sharp_gp.KernelAndNoise(np.ones(3), 0.1)}, "lengthscale for each of the 2 columns"),
+        ({"kernel": sharp_gp.KernelAndNoise(1.0, -0.1)}, "noise_ratio must be positive"),
+        ({"kernel": sharp_gp.KernelAndNoise(np.nan, 0.1)}, "lengthscale"),
     ],
 )
 def test_bad_options(data, options, message):

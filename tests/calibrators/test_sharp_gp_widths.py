@@ -22,7 +22,7 @@ def problem(rng):
     x = np.concatenate([rng.normal(0, 0.3, size=(40, 2)), rng.normal(0, 2, size=(10, 2))])
     at = rng.normal(0, 1, size=(30, 2))
     errors = rng.normal(size=30) * (0.1 + np.abs(at[:, 0]))
-    return widths.Problem(jnp.asarray(x), jnp.asarray(0.1), jnp.asarray(errors), jnp.asarray(at))
+    return widths.WidthData(jnp.asarray(x), jnp.asarray(0.1), jnp.asarray(errors), jnp.asarray(at))
 
 
 def left_out(problem):
@@ -100,7 +100,7 @@ def test_gradient_in_closed_form_is_that_of_jax(problem, view, level, rng):
     for log_scale in (*rng.normal(size=(5, 2)), np.array([0.3, 6.0])):
         log_scale = jnp.asarray(log_scale)
         value, gradient = through(log_scale)
-        on_host = by_numpy(widths.Problem.log_width_and_gradient, problem, log_scale, level)
+        on_host = by_numpy(widths.WidthData.log_width_and_gradient, problem, log_scale, level)
         for found in (on_host, jax.jit(problem.log_width_and_gradient)(log_scale, level)):
             np.testing.assert_allclose(found[0], value, **tolerance)
             np.testing.assert_allclose(found[1], gradient, **tolerance)

@@ -632,7 +632,7 @@ def test_any_text_comes_back_to_the_byte(tmp_path, texts, line_end, separator, e
         lines[-1] = lines[-1].removesuffix(line_end)
     file, out = tmp_path / "data.csv", tmp_path / "out.csv"
     file.write_bytes("".join(lines).encode(encoding))
-    table = files.Table.read(file, Format(separator=separator, encoding=encoding))
+    table = files.FileTable.read(file, Format(separator=separator, encoding=encoding))
     assert table.frame["truth"].to_list() == [float(f"{(7 * k) % 5}.50") for k in range(len(texts))]
     table.write({"new": np.arange(len(texts)) + 0.5}, out)
     ends = [line_end] * len(texts) + [line_end if is_ended else ""]
@@ -870,7 +870,7 @@ def test_a_file_that_exists_is_overwritten_by_force_alone(file, tmp_path, monkey
     there.write_text("old")
     calibrate = ("calibrate", file, "--target", "truth", "--prediction", "line", *CONFORMAL, option, there)
     with monkeypatch.context() as patched:
-        patched.setattr(files.Table, "read", None)  # it is refused before any work
+        patched.setattr(files.FileTable, "read", None)  # it is refused before any work
         assert_refused(run(*calibrate), f"{there} exists: --force overwrites it, or {option} names another place.")
     assert there.read_text() == "old"
     assert run(*calibrate, "--force").exit_code == 0

@@ -379,7 +379,7 @@ def test_numpy_finds_what_the_program_finds(rng, center, monkeypatch):
     by_numpy = levene.best_splits(x, residuals, nodes, **options)
     monkeypatch.setattr(levene, "_FEW_ROWS", 0)
     by_program = levene.best_splits(x, residuals, nodes, **options)
-    for name, found, expected in zip(levene.Split._fields, by_numpy, by_program, strict=True):
+    for name, found, expected in zip(levene.LeveneSplit._fields, by_numpy, by_program, strict=True):
         assert found.dtype == expected.dtype
         np.testing.assert_allclose(found, expected, rtol=EXACT, atol=1e-4 * EXACT, err_msg=name)
 

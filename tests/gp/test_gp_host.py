@@ -10,7 +10,7 @@ from jaxcal.gp import bound_host, exact, host
 from jaxcal.gp import model as models
 from jaxcal.gp import rows as known
 from jaxcal.gp.kernels import SquaredExponential
-from jaxcal.gp.model import Data, Model, StudentT, as_vector
+from jaxcal.gp.model import Data, Model, StudentTLikelihood, as_vector
 
 pytestmark = pytest.mark.skipif(not jax.config.jax_enable_x64, reason="the host computes in 64 bits")
 
@@ -53,7 +53,7 @@ def test_both_forms_of_the_evidence_are_the_same(rows, number, by_column, base):
 
     vector_of = lambda odd: np.asarray(as_vector(model(*odd))[0])
     in_jax = jax.jit(exact.exact_objective(as_vector(model(*ODD["usual"]))[1], data, jitter))
-    evidence = host.Evidence(known.Rows(parts, widths, y, variance), np.asarray(jitter))
+    evidence = host.Evidence(known.ProcessData(parts, widths, y, variance), np.asarray(jitter))
     for name, odd in ODD.items():
         vector = vector_of(odd)
         one, other = evidence(vector), in_jax(vector)
@@ -76,7 +76,7 @@ def test_the_gradient_by_all_that_is_learned_is_the_automatic_one(rows, learns, 
         SquaredExponential(np.asarray(0.3), np.array([0.1, -0.4, 9.0])),
         SquaredExponential(np.asarray(-0.2), np.asarray(0.2)),
     )
-    noise = StudentT.of(np.asarray(5.0), variance**2) if student else None
+    noise = StudentTLikelihood.of(np.asarray(5.0), variance**2) if student else None
     inducing = None if points is None else Points(x[:7] + 0.1, mean[:7])
     fixed = () if learns else ("log_noise",)
     model = Model(kernel, np.asarray(-1.5), np.asarray(0.4), noise, inducing, fixed=fixed)

@@ -13,7 +13,7 @@ from jaxcal.gp import model as models
 from jaxcal.gp.inference import nearest
 from jaxcal.gp.inference.nearest import Nearest, NearestRows
 from jaxcal.gp.kernels import SquaredExponential
-from jaxcal.gp.model import Data, Found, Model
+from jaxcal.gp.model import Data, Model, SearchResult
 
 pytestmark = [pytest.mark.contract_in_32_bits, pytest.mark.usefixtures("own_programs")]
 
@@ -73,7 +73,7 @@ def test_the_scale_makes_leave_one_out_errors_as_large_as_predicted(data, model)
     known = Model(narrow.kernel, narrow.log_noise, fixed=("log_noise",))
     zero = jnp.int32(0)
     found = [
-        Found(model=m, evidence=jnp.zeros(()), steps=zero, result=zero, failed_initial_values=zero)
+        SearchResult(model=m, evidence=jnp.zeros(()), steps=zero, result=zero, failed_initial_values=zero)
         for m in (narrow, known)
     ]
     given, as_known = (Nearest().conclude(each, data, jnp.zeros(())).posterior for each in found)

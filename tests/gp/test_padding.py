@@ -12,7 +12,7 @@ from jaxcal import Normal, Point, gaussian_process, rio
 from jaxcal._numpy import as_numpy
 from jaxcal.gp import Exact, device, fit, host
 from jaxcal.gp.kernels import SquaredExponential
-from jaxcal.gp.model import Data, Found, Model, posterior
+from jaxcal.gp.model import Data, Model, SearchResult, posterior
 
 X64 = jax.config.read("jax_enable_x64")
 TOLERANCE = 1e-6 if X64 else 2e-2
@@ -97,7 +97,7 @@ def test_weights_in_float32_are_corrected_in_float64():
     kernel = SquaredExponential(jnp.asarray(1.0, np.float32), jnp.asarray(0.5, np.float32))
     model = Model(kernel, jnp.asarray(-30.0, np.float32))
     data, jitter = Data(jnp.asarray(x), jnp.asarray(y - y.mean())), np.zeros((), np.float32)
-    found = Found(model, jnp.zeros((), np.float32), *jnp.zeros(3, int))
+    found = SearchResult(model, jnp.zeros((), np.float32), *jnp.zeros(3, int))
 
     right = host.concluded(*as_numpy((found, data, jitter))).posterior.weights
     error = lambda weights: np.linalg.norm(weights - right) / np.linalg.norm(right)

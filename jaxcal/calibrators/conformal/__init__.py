@@ -61,7 +61,15 @@ from jaxcal.calibrators._base import (
     smoothed,
     standardized_errors,
 )
-from jaxcal.calibrators._groups import CalibrationGroups, Errors, Given, Labels, Weights, of_new_rows, tables_of_groups
+from jaxcal.calibrators._groups import (
+    CalibrationGroups,
+    CalibratorArguments,
+    Errors,
+    Labels,
+    Weights,
+    of_new_rows,
+    tables_of_groups,
+)
 from jaxcal.calibrators.conformal import quantiles
 from jaxcal.distributions import Distribution, Empirical, Quantiles, Recalibrated, ScaledQuantiles
 from jaxcal.frames.layout import Series, Table
@@ -192,7 +200,7 @@ def fit(
     _checks.check_choice(f"with rule={rule!r} score", score, _SCORES[rule])
     check_smoothing(smoothing, by=by, weights=weights)
     y = _checks.as_vector("y", y)
-    arguments = Given(x, base, by, weights)
+    arguments = CalibratorArguments(x, base, by, weights)
     if arguments.is_counted and (rule == "randomized" or score == "cdf"):
         refused = f"rule={rule!r}" if rule == "randomized" else f"score={score!r}"
         raise ValueError(f"by and weights go with all but rule='randomized' and score='cdf'; got {refused}.")
@@ -240,7 +248,7 @@ def _symmetric(errors: Float[AnyArray, " l"], smoothing: Real[ArrayLike, ""] | N
 
 
 def _fit_quantiles(
-    arguments: Given, y: Float[Array, " l"], levels: tuple[float, ...], smoothing: float | None
+    arguments: CalibratorArguments, y: Float[Array, " l"], levels: tuple[float, ...], smoothing: float | None
 ) -> "ConformalCalibrator":
     """`fit` with score="quantile", for checked targets and confidence levels."""
     rows, num_covered = None, None
@@ -324,7 +332,7 @@ class ConformalCalibrator(eqx.Module):
                 If base is a `Point` but the scores need a std or a distribution. If labels or weights are missing, have
                 no effect, are of the wrong length or out of range. If no calibration row has the label of a row.
         """
-        arguments = Given(x, base, by, weights)
+        arguments = CalibratorArguments(x, base, by, weights)
         if self.confidence_levels is not None:
             return self._move(arguments, self.confidence_levels)
         check_base(base)
@@ -368,7 +376,7 @@ class ConformalCalibrator(eqx.Module):
         number = int(self.num_covered[self.confidence_levels.index(confidence_level)])
         return dataclasses.replace(guarantee, widened_to=number) if number > guarantee.places else guarantee
 
-    def _move(self, arguments: Given, confidence_levels: tuple[float, ...]) -> Quantiles:
+    def _move(self, arguments: CalibratorArguments, confidence_levels: tuple[float, ...]) -> Quantiles:
         """The base's quantiles at the levels of the fit, moved outwards."""
         values, levels = quantiles.of_base(arguments.base, confidence_levels), quantiles.levels_of(confidence_levels)
         group, new_weight = of_new_rows(self.rows, arguments)

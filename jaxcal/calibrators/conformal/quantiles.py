@@ -10,7 +10,7 @@ from jaxtyping import Array, ArrayLike, Float, Int, Real
 
 from jaxcal import _checks
 from jaxcal.calibrators._base import check_base, smoothed
-from jaxcal.calibrators._groups import CalibrationGroups, Given
+from jaxcal.calibrators._groups import CalibrationGroups, CalibratorArguments
 from jaxcal.distributions import Distribution, Point
 from jaxcal.functional import rounding, tables
 from jaxcal.functional.quantiles import empirical_quantile, smallest_table
@@ -58,7 +58,7 @@ def _errors(quantiles: Float[Array, "l q"], y: Float[Array, " l"]) -> Float[Arra
 
 
 def tables_of_groups(
-    arguments: Given, y: Float[Array, " l"], confidence_levels: tuple[float, ...]
+    arguments: CalibratorArguments, y: Float[Array, " l"], confidence_levels: tuple[float, ...]
 ) -> tuple[Tables, CalibrationGroups]:
     """Weighted tables of the scores for every level and every group, with a leading axis [k]; and the groups.
 

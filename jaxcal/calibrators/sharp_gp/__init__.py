@@ -32,8 +32,8 @@ from jaxtyping import ArrayLike, Float, Int
 from jaxcal import _checks
 from jaxcal._numpy import JaxArray, namespace, numpy_or_jit, threads_for
 from jaxcal.calibrators import _base
-from jaxcal.calibrators._base import FINE_LEVELS, Rows
-from jaxcal.calibrators.sharp_gp import curves, given, widths
+from jaxcal.calibrators._base import FINE_LEVELS, CalibrationData
+from jaxcal.calibrators.sharp_gp import conditioning, curves, widths
 from jaxcal.distributions import Distribution, Quantiles
 from jaxcal.frames.columns import Categorical, Columns
 from jaxcal.frames.layout import Series, Table, check_same_index
@@ -55,7 +55,7 @@ _NUM_SEARCHED = 1000
 _MOST_RANKS, _SAME_LEVEL = 1000, 1e-6
 
 
-class Kernel(NamedTuple):
+class KernelAndNoise(NamedTuple):
     """exp(-sum_j (a_j - b_j)^2 / (2 l_j^2)) and noise.
 
     Attributes:
@@ -69,16 +69,16 @@ class Kernel(NamedTuple):
 
 @runtime_checkable
 class HasKernel(Protocol):
-    """An object with the lengthscales and the noise of a regression: a `Kernel`, or a fitted `gaussian_process`."""
+    """An object with lengthscales and noise of a regression: a `KernelAndNoise`, or a fitted `gaussian_process`."""
 
     @property
     def lengthscale(self) -> ArrayLike:
-        """As of `Kernel`."""
+        """As of `KernelAndNoise`."""
         ...
 
     @property
     def noise_ratio(self) -> ArrayLike:
-        """As of `Kernel`."""
+        """As of `KernelAndNoise`."""
         ...
 
 
@@ -108,7 +108,7 @@ class Variance(eqx.Module):
             _checks.check_at_least("num_inducing", self.num_inducing, 1)
 
 
-class _Setting(NamedTuple):
+class _StaticOptions(NamedTuple):
     """The options of `fit` that decide what is compiled."""
 
     search: str = "line"
@@ -121,7 +121,7 @@ class _Setting(NamedTuple):
 
 
 # The setting for each `preset`: jaxcal's own, and the setting of Capone, Hirche & Pleiss (2023).
-_PRESETS = {None: _Setting(), "paper": _Setting(search="ard", fit_on="calibration", is_bounded=False)}
+_PRESETS = {None: _StaticOptions(), "paper": _StaticOptions(search="ard", fit_on="calibration", is_bounded=False)}
 
 
 def fit(
@@ -189,8 +189,8 @@ def fit(
         x_train: inputs [n, d] that the variance is conditioned on: the training inputs of the model.
         y_train: targets [n]; may be None with a kernel and fit_on="calibration".
         categorical: the columns of x whose values have no order, by position, or of a data frame by name.
-        kernel: lengthscales and noise of the regression, a `Kernel` or a `gaussian_process` fitted to the training
-            rows; None for the maximum of the marginal likelihood of the training rows.
+        kernel: lengthscales and noise of the regression, a `KernelAndNoise`, or a `gaussian_process` fitted to the
+            training rows; None for the maximum of the marginal likelihood of the training rows.
         levels: in (0, 1), increasing, each with lengthscales of its own. The distribution has these levels, all
             `j / (N + 1)` (above 1000 rows 1000 of them, at equal distances) and between them the multiples of 1/200. A
             single number gives a distribution of this level alone. Default: 0.025, 0.05, 0.1, 0.2, 0.3, 0.4 and their
@@ -253,7 +253,7 @@ def fit(
         arrays = _checks.without_derivative(arrays, "sharp_gp.fit", "give differentiable=True")
     rows, x_train, y_train, hyperparameters = _of_one_dtype(arrays)
     if hyperparameters is None:
-        hyperparameters = given.of_greatest_evidence(
+        hyperparameters = conditioning.of_greatest_evidence(
             x_train, y_train, columns.indicators, differentiable=setting.differentiable
         )
     sharp = _fit(rows, columns, x_train, y_train, hyperparameters, setting=setting)
@@ -335,14 +335,14 @@ class SharpGP(eqx.Module):
 
 
 def _checked_setting(
-    asked: _Setting, levels: float | Sequence[float] | None, num_rows: int, num_train: int
-) -> _Setting:
+    asked: _StaticOptions, levels: float | Sequence[float] | None, num_rows: int, num_train: int
+) -> _StaticOptions:
     """The options, checked, with values for the defaults that depend on the rows."""
     if asked.differentiable and asked.search == "ard":
         # The objective of "ard" has kinks where two errors change places, and the search mostly ends at a kink.
         raise ValueError("differentiable=True goes with search='line': the search by column has no derivative.")
     num_inducing = asked.num_inducing
-    if num_inducing is None and num_train > given.EXACT_ROWS:
+    if num_inducing is None and num_train > conditioning.EXACT_ROWS:
         num_inducing = _NUM_INDUCING
     if num_inducing is not None:
         num_inducing = min(num_inducing, num_train)
@@ -386,10 +386,10 @@ def _joined(levels: tuple[float, ...], others: tuple[float, ...]) -> tuple[float
     return tuple(sorted([*levels, *np.array(others)[distances > _SAME_LEVEL].tolist()]))
 
 
-def _checked(kernel: HasKernel, num_columns: int) -> Kernel:
+def _checked(kernel: HasKernel, num_columns: int) -> KernelAndNoise:
     """A checked kernel, with a lengthscale for each column."""
     # JAX would compile a program for a Python number.
-    values = {name: getattr(kernel, name) for name in Kernel._fields}
+    values = {name: getattr(kernel, name) for name in KernelAndNoise._fields}
     known = {name: np.asarray(value) if isinstance(value, float | int) else value for name, value in values.items()}
     lengthscale, noise_ratio = (_checks.as_floats(name, value) for name, value in known.items())
     if lengthscale.shape not in ((), (1,), (num_columns,)) or noise_ratio.shape:
@@ -400,7 +400,7 @@ def _checked(kernel: HasKernel, num_columns: int) -> Kernel:
     for name, values in (("kernel.lengthscale", lengthscale), ("kernel.noise_ratio", noise_ratio)):
         _checks.check_finite(name, values)
         _checks.check_positive(name, values)
-    return Kernel(_of_columns(lengthscale, num_columns), noise_ratio)
+    return KernelAndNoise(_of_columns(lengthscale, num_columns), noise_ratio)
 
 
 @numpy_or_jit
@@ -416,29 +416,31 @@ def _of_one_dtype(arrays: tuple) -> tuple:
 
 
 @numpy_or_jit
-def _errors(rows: Rows) -> Float[JaxArray, " n"]:
+def _errors(rows: CalibrationData) -> Float[JaxArray, " n"]:
     """The errors of the model."""
     return rows.y - rows.mean
 
 
-def _is_exact(*_: object, setting: _Setting) -> bool:
+def _is_exact(*_: object, setting: _StaticOptions) -> bool:
     return setting.num_inducing is None
 
 
 @numpy_or_jit(when=_is_exact)
 def _fit(
-    rows: Rows,
+    rows: CalibrationData,
     columns: Columns,
     x_train: Float[JaxArray, "n d"],
     y_train: Float[JaxArray, " n"],
-    kernel: Kernel | given.Hyperparameters,
+    kernel: KernelAndNoise | conditioning.Hyperparameters,
     *,
-    setting: _Setting,
+    setting: _StaticOptions,
 ) -> SharpGP:
-    """The fit to rows of one dtype; a `Kernel` is in units of x, `Hyperparameters` are in scaled units."""
+    """The fit to rows of one dtype; a `KernelAndNoise` is in units of x, `Hyperparameters` are in scaled units."""
     x_scaler, y_scaler = Standardizer.of(x_train).without(columns.indicators), Standardizer.of(y_train)
-    hyperparameters = given.scaled(*kernel, x_scaler) if isinstance(kernel, Kernel) else kernel
-    known = given.Given.of(x_scaler(x_train), y_scaler(y_train), hyperparameters, setting.num_inducing)
+    hyperparameters = conditioning.scaled(*kernel, x_scaler) if isinstance(kernel, KernelAndNoise) else kernel
+    known = conditioning.ConditioningData.of(
+        x_scaler(x_train), y_scaler(y_train), hyperparameters, setting.num_inducing
+    )
     errors, at = _errors(rows), x_scaler(rows.x)
     with threads_for(x_train.shape[0]):
         chosen_by, chosen_at = errors, at
@@ -446,7 +448,7 @@ def _fit(
             # The errors of the training rows are leave-one-out errors, in the unit of y.
             loo = known.leave_one_out(hyperparameters.log_lengthscale, known.posterior(hyperparameters.log_lengthscale))
             chosen_by, chosen_at = y_scaler.scale * loo.error, None
-        problem = widths.Problem(known.x, known.noise_ratio, chosen_by, chosen_at).of_some_rows(_NUM_SEARCHED)
+        problem = widths.WidthData(known.x, known.noise_ratio, chosen_by, chosen_at).of_some_rows(_NUM_SEARCHED)
         search = widths.on_line if setting.search == "line" else widths.by_column
         log_lengthscales = -search(problem, -hyperparameters.log_lengthscale, setting.levels)
         posteriors, beta, variances = _calibrated(known, log_lengthscales, chosen_by, chosen_at, setting.levels)
@@ -471,7 +473,7 @@ def _fit(
 
 
 def _calibrated(
-    known: given.Given,
+    known: conditioning.ConditioningData,
     log_lengthscales: Float[JaxArray, "k d"],
     errors: Float[JaxArray, " m"],
     at: Float[JaxArray, "m d"] | None,
@@ -488,7 +490,7 @@ def _calibrated(
         posterior = known.posterior(log_lengthscale)
         if at is None:
             return posterior, known.leave_one_out(log_lengthscale, posterior).variance
-        return posterior, given.variance(log_lengthscale, posterior, known.points, known.noise_ratio, at)
+        return posterior, conditioning.variance(log_lengthscale, posterior, known.points, known.noise_ratio, at)
 
     def calibrate(of_level):
         variance, level = of_level
@@ -521,7 +523,7 @@ def _curves(sharp: SharpGP, x: Float[JaxArray, "n d"]) -> Float[JaxArray, "n c"]
 
     def sigma(of_level):
         log_lengthscale, posterior = of_level
-        variance = given.variance(log_lengthscale, posterior, sharp.points, sharp.noise_ratio, x)
+        variance = conditioning.variance(log_lengthscale, posterior, sharp.points, sharp.noise_ratio, x)
         return namespace(variance).sqrt(variance)
 
     # |beta_k| sigma_k(x)

@@ -93,7 +93,7 @@ def log_width_and_slope(
     return value, (1 / xp.sum(variance) - weights.astype(variance.dtype) * z / beta / variance) / 2
 
 
-class Problem(NamedTuple):
+class WidthData(NamedTuple):
     """The data that choose the lengthscales.
 
     Attributes:
@@ -108,7 +108,7 @@ class Problem(NamedTuple):
     errors: Float[AnyArray, " m"]
     at: Float[AnyArray, "m d"] | None
 
-    def of_some_rows(self, most: int) -> "Problem":
+    def of_some_rows(self, most: int) -> "WidthData":
         """The problem of at most `most` inputs and `most` errors, at equal distances in their order."""
         some = lambda rows: rows[np.linspace(0, len(rows) - 1, min(len(rows), most)).astype(int)]
         return self._replace(x=some(self.x), errors=some(self.errors), at=None if self.at is None else some(self.at))
@@ -171,7 +171,7 @@ class _OfPairs(NamedTuple):
     across: Float[AnyArray, "n m"] | None
 
 
-def on_line(problem: Problem, log_scale: Float[AnyArray, " d"], levels: tuple[float, ...]) -> Float[AnyArray, "k d"]:
+def on_line(problem: WidthData, log_scale: Float[AnyArray, " d"], levels: tuple[float, ...]) -> Float[AnyArray, "k d"]:
     """The best common multiples of the inverse lengthscales exp(log_scale), in logs, one for every level.
 
     All levels use the same factorizations. Among the multiples tried, the choice is exact: the sequences that do not
@@ -202,7 +202,9 @@ def on_line(problem: Problem, log_scale: Float[AnyArray, " d"], levels: tuple[fl
     return log_scale[None] + multiples[best][:, None]
 
 
-def by_column(problem: Problem, log_scale: Float[AnyArray, " d"], levels: tuple[float, ...]) -> Float[AnyArray, "k d"]:
+def by_column(
+    problem: WidthData, log_scale: Float[AnyArray, " d"], levels: tuple[float, ...]
+) -> Float[AnyArray, "k d"]:
     """The best log inverse lengthscales of every column and level, by L-BFGS from the best of some multiples.
 
     See `on_line` for the arguments. Safe under `vmap`: see `optimize.one_run_at_a_time`.
@@ -233,7 +235,7 @@ def num_below(levels: tuple[float, ...]) -> int:
 
 
 def _best_below(
-    problem: Problem, tried: Float[AnyArray, "s d"], bound: Float[AnyArray, " d"], level: Float[AnyArray, ""]
+    problem: WidthData, tried: Float[AnyArray, "s d"], bound: Float[AnyArray, " d"], level: Float[AnyArray, ""]
 ) -> Float[AnyArray, " d"]:
     """The best of the minima below a bound that L-BFGS reaches from the best of some initial values."""
     xp, dtype = namespace(tried), tried.dtype

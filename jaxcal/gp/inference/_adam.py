@@ -11,7 +11,7 @@ from jaxtyping import Array, ArrayLike, Float, Int
 
 from jaxcal.functional.linalg import inverse_softplus
 from jaxcal.gp import model as models
-from jaxcal.gp.model import Data, Found, Model
+from jaxcal.gp.model import Data, Model, SearchResult
 from jaxcal.optimize import Result, adam
 
 # GPyTorch keeps the noise variance above this.
@@ -20,7 +20,7 @@ _GPYTORCH_NOISE = 1e-4
 
 def descended_by_adam(
     model: Model, data: Data, jitter: Float[Array, ""], learning_rate: ArrayLike, steps: int | Int[ArrayLike, ""]
-) -> Found:
+) -> SearchResult:
     """The model after `steps` steps of Adam, whose hyperparameters are the softplus of the learned parameters."""
     params, fixed = models.split(model)
     cost = models.cost_beyond_bounds(model, data)
@@ -43,7 +43,7 @@ def descended_by_adam(
 
     raw, _ = lax.fori_loop(0, steps, step, (raw, descent.init(raw)))
     value = loss(raw)
-    return Found(
+    return SearchResult(
         model=model_of(raw),
         evidence=-value,
         steps=jnp.asarray(steps, jnp.int32),

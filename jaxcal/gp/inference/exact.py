@@ -14,9 +14,9 @@ from jaxcal.gp import device, host
 from jaxcal.gp import model as models
 from jaxcal.gp.exact import LADDER_ROWS, exact_optimum
 from jaxcal.gp.inference._adam import descended_by_adam
-from jaxcal.gp.model import Data, Found, Model
+from jaxcal.gp.model import Data, Model, SearchResult
 from jaxcal.gp.process import Process
-from jaxcal.gp.protocols import First, Inference, Noise, Problem, best_initial, has_more_to_learn
+from jaxcal.gp.protocols import First, Inference, MinimizationProblem, Noise, best_initial, has_more_to_learn
 
 # A fit ends when the predicted gain of log evidence is below this many nats: the data hardly distinguish such
 # hyperparameters. Above 2000 rows the tolerance is loose: a step takes seconds, and its gain changes no prediction.
@@ -88,7 +88,9 @@ class Exact(Inference):
         """True except with Adam: `gp.host` and `gp.device` have the fits."""
         return self.by_newton
 
-    def search(self, initial_models: Model, data: Data, jitter: Float[AnyArray, ""], first: First = None) -> Found:
+    def search(
+        self, initial_models: Model, data: Data, jitter: Float[AnyArray, ""], first: First = None
+    ) -> SearchResult:
         """The optimum of the evidence."""
         if not has_more_to_learn(initial_models):
             return best_initial(initial_models, data, jitter)
@@ -97,23 +99,23 @@ class Exact(Inference):
         model, steps = models.one_of(initial_models), self.max_iterations
         return descended_by_adam(model, data, jitter, self.learning_rate, steps)
 
-    def refine(self, model: Model, data: Data, jitter: Float[AnyArray, ""]) -> Found:
+    def refine(self, model: Model, data: Data, jitter: Float[AnyArray, ""]) -> SearchResult:
         """The model of the greatest evidence near this one, by Newton's steps."""
         return exact_search(replace(self, ard=False), models.alone(model), data, jitter)
 
-    def conclude(self, found: Found, data: Data, jitter: Float[AnyArray, ""]) -> Process:
+    def conclude(self, found: SearchResult, data: Data, jitter: Float[AnyArray, ""]) -> Process:
         """The process after data at the hyperparameters found."""
         if not is_known(found, data) or found.model.student_t is not None:
             return super().conclude(found, data, jitter)
         by = host if namespace(data.targets) is np else device
         return by.concluded(found, data, jitter)
 
-    def problem(self, model: Model, data: Data, jitter: Float[AnyArray, ""], kept: None) -> Problem:
+    def problem(self, model: Model, data: Data, jitter: Float[AnyArray, ""], kept: None) -> MinimizationProblem:
         """The negative evidence."""
         del kept
-        return Problem.of(model, data, lambda model: -models.evidence(model, data, jitter))
+        return MinimizationProblem.of(model, data, lambda model: -models.evidence(model, data, jitter))
 
-    def climb(self, problem: Problem, jitter: Float[AnyArray, ""]) -> Float[AnyArray, " p"]:
+    def climb(self, problem: MinimizationProblem, jitter: Float[AnyArray, ""]) -> Float[AnyArray, " p"]:
         """The vector of the greatest evidence near the problem's model, by Newton's steps."""
         tight = replace(self, ard=False, tolerance=jnp.asarray(_TIGHT, problem.data.targets.dtype))
         return problem.vector_of(exact_optimum(models.alone(problem.model), problem.data, jitter, tight).model)
@@ -121,7 +123,7 @@ class Exact(Inference):
 
 def exact_search(
     inference: Inference, initial_models: Model, data: Data, jitter: Float[AnyArray, ""], first: First = None
-) -> Found:
+) -> SearchResult:
     """The hyperparameters of the greatest exact evidence, by NumPy or JAX, for known or traced rows; as `search`."""
     if not is_known(data):
         return exact_optimum(initial_models, data, jitter, inference)

@@ -29,8 +29,8 @@ from jaxcal.gp.inference.sparse import optimum_of_some, with_initial
 from jaxcal.gp.kernels import Kernel, Points, gram, scattered, take
 from jaxcal.gp.model import (
     Data,
-    Found,
     Model,
+    SearchResult,
     alone,
     as_vector,
     greatest,
@@ -39,7 +39,7 @@ from jaxcal.gp.model import (
     with_more_noise,
 )
 from jaxcal.gp.process import Process
-from jaxcal.gp.protocols import First, Inference, Noise, Problem, has_more_to_learn, in_numpy
+from jaxcal.gp.protocols import First, Inference, MinimizationProblem, Noise, has_more_to_learn, in_numpy
 from jaxcal.optimize import Result, descend, over_runs
 
 # The number of rows that decide on the hyperparameters, and the most rows that are predicted with them or as a check.
@@ -100,7 +100,9 @@ class Nearest(Inference):
         """True: `gp.nearest_host` computes in NumPy, and small programs compute the rest."""
         return True
 
-    def search(self, initial_models: Model, data: Data, jitter: Float[AnyArray, ""], first: First = None) -> Found:
+    def search(
+        self, initial_models: Model, data: Data, jitter: Float[AnyArray, ""], first: First = None
+    ) -> SearchResult:
         """The hyperparameters of the least leave-one-out CRPS near the best of several initial models."""
         optimum = optimum_of_some(self, initial_models, data, jitter, first)
         rows, model, on_host = _deciding_rows(data), optimum.model, is_known(data)
@@ -133,7 +135,7 @@ class Nearest(Inference):
         return in_numpy(loss) if is_known(data) else loss
 
     @part
-    def conclude(self, found: Found, data: Data, jitter: Float[AnyArray, ""]) -> Process:
+    def conclude(self, found: SearchResult, data: Data, jitter: Float[AnyArray, ""]) -> Process:
         """The process given the nearest rows; its result is NOT_FINITE if it makes no sense."""
         model, xp, rows = found.model, namespace(data.targets), scattered(data.points)[:_ASKED]
         posterior = NearestRows.of(model, data, jitter, self.neighbors)
@@ -164,10 +166,12 @@ class Nearest(Inference):
         rows = _deciding_rows(data)
         return rows, self.neighbors_of(process.model, data, process.jitter, rows)
 
-    def problem(self, model: Model, data: Data, jitter: Float[AnyArray, ""], kept: Any) -> Problem:
+    def problem(self, model: Model, data: Data, jitter: Float[AnyArray, ""], kept: Any) -> MinimizationProblem:
         """The log of the leave-one-out CRPS."""
         rows, near = kept
-        return Problem.of(model, data, lambda model: log_crps(model, data, jitter, rows, near), n=rows.shape[0])
+        return MinimizationProblem.of(
+            model, data, lambda model: log_crps(model, data, jitter, rows, near), n=rows.shape[0]
+        )
 
     def evidence(self, model: Model, data: Data, jitter: Float[AnyArray, ""]) -> Float[Array, ""]:
         """NaN: `conclude` computes the density in its place."""

@@ -17,9 +17,9 @@ from jaxcal.functional import sparse_gp
 from jaxcal.gp import model as models
 from jaxcal.gp.inference.exact import TOLERANCE, Exact, exact_search
 from jaxcal.gp.kernels import Kernel, Points, take
-from jaxcal.gp.model import Data, Found, Model, alone
+from jaxcal.gp.model import Data, Model, SearchResult, alone
 from jaxcal.gp.process import Process
-from jaxcal.gp.protocols import First, Inference, Noise, Problem, best_initial, descended, has_more_to_learn
+from jaxcal.gp.protocols import First, Inference, MinimizationProblem, Noise, best_initial, descended, has_more_to_learn
 from jaxcal.optimize import Result, as_constants
 
 # Fewer inducing points are faster and less exact: benchmarks/results/gp_inducing.txt.
@@ -118,7 +118,9 @@ class Sparse(Inference):
         """Whether inducing points move."""
         return self.is_trained
 
-    def search(self, initial_models: Model, data: Data, jitter: Float[AnyArray, ""], first: First = None) -> Found:
+    def search(
+        self, initial_models: Model, data: Data, jitter: Float[AnyArray, ""], first: First = None
+    ) -> SearchResult:
         """The optimum of the bound, from the best of several models."""
         best = sparse_initial(self, initial_models, data, jitter, first)
         model = self.with_inducing_points(best.model, data)
@@ -128,11 +130,11 @@ class Sparse(Inference):
             optimum = optimum._replace(evidence=self.evidence(optimum.model, data, jitter))
         return optimum._replace(failed_initial_values=best.failed_initial_values)
 
-    def descend(self, model: Model, data: Data, jitter: Float[AnyArray, ""]) -> Found:
+    def descend(self, model: Model, data: Data, jitter: Float[AnyArray, ""]) -> SearchResult:
         """The model of the greatest bound near this one, by L-BFGS; trained inducing points move."""
         return descended(self, model, data, jitter, with_inducing=self.is_trained)
 
-    def refine(self, model: Model, data: Data, jitter: Float[AnyArray, ""]) -> Found:
+    def refine(self, model: Model, data: Data, jitter: Float[AnyArray, ""]) -> SearchResult:
         """The model of the greatest bound near this one, by L-BFGS; the inducing points stay."""
         return descended(self, model, data, jitter)
 
@@ -150,12 +152,14 @@ class Sparse(Inference):
         """The inducing points if they are trained, else the numbers of their rows."""
         return process.points if self.is_trained else _numbers(process.points, data.points)
 
-    def problem(self, model: Model, data: Data, jitter: Float[AnyArray, ""], kept: Any) -> Problem:
+    def problem(self, model: Model, data: Data, jitter: Float[AnyArray, ""], kept: Any) -> MinimizationProblem:
         """The negative bound; inducing points that are rows move with them."""
         some = self.rows_that_decide(data)
         inducing = kept if self.is_trained else take(data.points, kept)
         model = eqx.tree_at(lambda m: m.inducing, model, inducing, is_leaf=lambda node: node is None)
-        return Problem.of(model, some, lambda model: -self.evidence(model, some, jitter), trained=self.is_trained)
+        return MinimizationProblem.of(
+            model, some, lambda model: -self.evidence(model, some, jitter), trained=self.is_trained
+        )
 
 
 def _are_numbers(points: Any) -> bool:
@@ -165,7 +169,7 @@ def _are_numbers(points: Any) -> bool:
 
 def sparse_initial(
     sparse: Sparse, initial_models: Model, data: Data, jitter: Float[AnyArray, ""], first: First = None
-) -> Found:
+) -> SearchResult:
     """The model from which the bound is maximized: the best of several by the same bound.
 
     The models are the initial models and the optimum of the exact evidence of some rows, each with its own noise and
@@ -216,13 +220,13 @@ def with_initial(inference: Inference, initial_models: Model, model: Model, data
 
 def optimum_of_some(
     inference: Inference, initial_models: Model, data: Data, jitter: Float[AnyArray, ""], first: First
-) -> Found:
+) -> SearchResult:
     """The model at which a fit to many rows begins: the only initial model, or the exact optimum of some rows."""
     some, xp = models.some_rows(data, _SUBSET_ROWS), np if is_known(data) else jnp
     if not has_more_to_learn(initial_models):
         return best_initial(initial_models, some, jitter)
     if models.number_of(initial_models) == 1:
-        return Found(
+        return SearchResult(
             model=models.one_of(initial_models),
             evidence=xp.full((), np.nan, data.targets.dtype),
             steps=xp.zeros((), np.int32),

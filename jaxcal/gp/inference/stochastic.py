@@ -31,7 +31,7 @@ from jaxcal.functional import gp, linalg, sparse_gp
 from jaxcal.gp import model as models
 from jaxcal.gp.inference.sparse import Sparse, sparse_initial
 from jaxcal.gp.kernels import Points
-from jaxcal.gp.model import JITTER_TRIES, Data, Found, Model
+from jaxcal.gp.model import JITTER_TRIES, Data, Model, SearchResult
 from jaxcal.gp.process import Process, first_fit
 from jaxcal.gp.protocols import First, Inference, Noise
 from jaxcal.optimize import Result, minimize, scale_by_adam
@@ -156,7 +156,9 @@ class Stochastic(Inference):
         limits = {"tolerance": self.tolerance, "max_iterations": self.max_iterations}
         return Sparse(num_inducing=self.num_inducing, points="trained", ard=self.ard, **limits)
 
-    def search(self, initial_models: Model, data: Data, jitter: Float[AnyArray, ""], first: First = None) -> Found:
+    def search(
+        self, initial_models: Model, data: Data, jitter: Float[AnyArray, ""], first: First = None
+    ) -> SearchResult:
         """The search on rows in memory; `maximize_bound` reads the rows part by part."""
         return self.sparse.search(initial_models, data, jitter, first)
 
@@ -184,7 +186,7 @@ def maximize_bound(
     """
     num_sampled = min(n, _SAMPLE_ROWS)
     rng = np.random.default_rng(np.asarray(jax.random.bits(key, (4,), jnp.uint32)))
-    sample, plan = _sample(read, n, num_sampled, rng), _Plan.of(n, stochastic.batch_size, stochastic.epochs)
+    sample, plan = _sample(read, n, num_sampled, rng), _EpochPlan.of(n, stochastic.batch_size, stochastic.epochs)
     candidates, dtype, sparse = initial_of(sample), sample.targets.dtype, stochastic.sparse.of_arrays()
 
     def attempt(tries: int) -> Process:
@@ -236,7 +238,7 @@ def reader(data_of: Callable[..., Data], columns: tuple, dtype: jnp.dtype) -> Re
     return lambda part: data_of(*jax.tree.map(lambda column: jnp.asarray(column[part], dtype), on_host))
 
 
-class _Plan(NamedTuple):
+class _EpochPlan(NamedTuple):
     """How the epochs pass over the rows: in chunks of equal size, each cut into batches of equal size."""
 
     n: int
@@ -247,7 +249,7 @@ class _Plan(NamedTuple):
     epochs: int
 
     @classmethod
-    def of(cls, n: int, batch_size: int, epochs: int) -> "_Plan":
+    def of(cls, n: int, batch_size: int, epochs: int) -> "_EpochPlan":
         num_chunks = -(-n // unread.CHUNK_ROWS)
         chunk_rows = n // num_chunks
         num_batches = -(-chunk_rows // batch_size)
@@ -274,7 +276,7 @@ class _Rates(NamedTuple):
     num_steps: Float[Array, ""]
 
     @classmethod
-    def of(cls, plan: _Plan, jitter: Float[AnyArray, ""]) -> "_Rates":
+    def of(cls, plan: _EpochPlan, jitter: Float[AnyArray, ""]) -> "_Rates":
         natural_step = min(1, plan.batch_rows / _WINDOW_ROWS)
         rest = plan.n / plan.batch_rows, natural_step, _LEARNING_RATE, plan.num_steps
         return cls(jitter, *(jnp.asarray(number, jitter.dtype) for number in rest))
@@ -287,7 +289,7 @@ class _Rates(NamedTuple):
         return optax.chain(scale_by_adam(dtype), optax.scale_by_learning_rate(rate))
 
 
-class _State(NamedTuple):
+class _MinibatchState(NamedTuple):
     """The state that the minibatches change."""
 
     params: PyTree
@@ -323,10 +325,12 @@ def _start(
     return model, optimal(*scaled_sums(model)), first.failed_initial_values
 
 
-def _descend(model: Model, sites: Sites, read: Read, plan: _Plan, rates: _Rates, rng: np.random.Generator) -> Model:
+def _descend(
+    model: Model, sites: Sites, read: Read, plan: _EpochPlan, rates: _Rates, rng: np.random.Generator
+) -> Model:
     """The model after all epochs. The epochs end early if it is not finite."""
     params, fixed = models.split(model, with_inducing=True)
-    state, before = _State(params, rates.adam.init(params), sites, params), jnp.ones((), bool)
+    state, before = _MinibatchState(params, rates.adam.init(params), sites, params), jnp.ones((), bool)
     with progress.work("stochastic bound: chunks of rows", plan.epochs * plan.num_chunks) as work:
         for start in plan.starts(rng):
             data = _checked(read(slice(start, start + plan.chunk_rows)), plan.chunk_rows)
@@ -344,8 +348,8 @@ def _descend(model: Model, sites: Sites, read: Read, plan: _Plan, rates: _Rates,
 
 @_programs.jit
 def _pass_over(
-    state: _State, fixed: PyTree, data: Data, batches: Int[Array, "batches b"], rates: _Rates
-) -> tuple[_State, Bool[Array, ""]]:
+    state: _MinibatchState, fixed: PyTree, data: Data, batches: Int[Array, "batches b"], rates: _Rates
+) -> tuple[_MinibatchState, Bool[Array, ""]]:
     """The state after the minibatches of a chunk, and whether it is finite."""
 
     def gram(params, points):
@@ -365,7 +369,7 @@ def _pass_over(
         batch = jax.tree.map(lambda a: a[rows], data)
         gradients, sites = jax.grad(loss, has_aux=True)(state.params, batch, state.sites, state.whitened_by)
         updates, optimizer = rates.adam.update(gradients, state.optimizer, state.params)
-        return _State(optax.apply_updates(state.params, updates), optimizer, sites, state.params), None
+        return _MinibatchState(optax.apply_updates(state.params, updates), optimizer, sites, state.params), None
 
     state, _ = lax.scan(step, state, batches)
     return state, jnp.isfinite(optax.tree.norm((state.params, state.sites)))

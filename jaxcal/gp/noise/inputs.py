@@ -12,7 +12,7 @@ from jaxtyping import Float, PyTree
 from jaxcal._numpy import AnyArray, is_array, is_known, namespace, part
 from jaxcal.functional import gp, noise
 from jaxcal.functional._loops import carried
-from jaxcal.gp.model import Data, Found, Model, leave_one_out
+from jaxcal.gp.model import Data, Model, SearchResult, leave_one_out
 from jaxcal.gp.process import Process
 from jaxcal.gp.protocols import First, Inference, InitialOf, Noise, initial_models
 
@@ -46,7 +46,7 @@ class InputNoise(Noise):
         variance = np.asarray(noise.LOG_SQUARE_VARIANCE, dtype)
         noise_inference = inference.with_limits(_STEPS, _TOLERANCE)
 
-        def one_round(model: Model, relative: Float[AnyArray, " n"]) -> tuple[Found, Process, _Foreseen]:
+        def one_round(model: Model, relative: Float[AnyArray, " n"]) -> tuple[SearchResult, Process, _Foreseen]:
             logs = _log_noises(inference, model, data._replace(base_variance=relative), jitter)
             second = noise_inference.search(initial_models(initial_of, logs, variance), logs, jitter)
             after = noise_inference.conclude(second, logs, jitter)
@@ -92,8 +92,8 @@ def _foreseen(model: Model, after: Process, logs: Data, variance: Float[AnyArray
 
 
 def _repeated(
-    one_round: Callable[..., tuple[Found, Process, _Foreseen]], model: Model, relative: Float[AnyArray, " n"]
-) -> tuple[Found, Process, _Foreseen]:
+    one_round: Callable[..., tuple[SearchResult, Process, _Foreseen]], model: Model, relative: Float[AnyArray, " n"]
+) -> tuple[SearchResult, Process, _Foreseen]:
     """The result of the last round; each round begins where the one before ended. In a program this is one loop."""
     if is_known(model, relative):
         rounds = [one_round(model, relative)]

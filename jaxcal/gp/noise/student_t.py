@@ -7,7 +7,7 @@ from jaxtyping import Float
 
 from jaxcal._numpy import AnyArray, namespace, part
 from jaxcal.functional import noise
-from jaxcal.gp.model import Data, Model, StudentT, expected_squares
+from jaxcal.gp.model import Data, Model, StudentTLikelihood, expected_squares
 from jaxcal.gp.process import Process
 from jaxcal.gp.protocols import First, Inference, InitialOf, Noise, initial_models
 
@@ -16,7 +16,7 @@ _FIRST_DF, _CLIMBED_DF = 4.0, 10.0
 
 
 class StudentTNoise(Noise):
-    """Noise whose scale and degrees of freedom are learned; predictions are a `StudentT`.
+    """Noise whose scale and degrees of freedom are learned; predictions are a `StudentTLikelihood`.
 
     Every row has its own precision, e ~ N(0, variance / w), where w has a gamma distribution. First, hyperparameters
     are searched as with Gaussian noise, with the precisions that the targets alone suggest. From the end of this
@@ -66,5 +66,5 @@ def _with_student_t(
     """The model with Student t noise, whose precisions follow from its posterior; df=None takes the most likely df."""
     after = inference.posterior(model, data, jitter)
     squares = expected_squares(model, after, data) / model.noise_variance(data.points)
-    student_t = StudentT.of(noise.student_t_df(squares) if df is None else df, squares)
+    student_t = StudentTLikelihood.of(noise.student_t_df(squares) if df is None else df, squares)
     return eqx.tree_at(lambda m: m.student_t, model, student_t, is_leaf=lambda node: node is None)

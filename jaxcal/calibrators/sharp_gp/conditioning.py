@@ -93,7 +93,7 @@ def _initial_models(data: Data, noise: Float[AnyArray, ""] | None = None) -> Mod
     return initial.on_grid(data, [data.points], lambda kernels: kernels[0], noise=noise)
 
 
-class Given(NamedTuple):
+class ConditioningData(NamedTuple):
     """The rows and the noise that a variance is conditioned on.
 
     Attributes:
@@ -115,7 +115,7 @@ class Given(NamedTuple):
         targets: Float[AnyArray, " n"],
         hyperparameters: Hyperparameters,
         num_inducing: int | None,
-    ) -> "Given":
+    ) -> "ConditioningData":
         """The rows, with `num_inducing` of them as inducing points under the regression's lengthscales unless None."""
         inducing = (
             None if num_inducing is None else greedy_points(_kernel(hyperparameters.log_lengthscale), x, num_inducing)

@@ -138,8 +138,8 @@ def _of_several(models: Any, x: Any) -> Distribution | None:
         return None
     if not models:
         raise ValueError("the models are an empty list: give one for each level.")
-    of_levels = models if isinstance(models, Mapping) else {}
-    pairs = list(of_levels.items()) if of_levels else [(_needed_level(model), model) for model in models]
+    models_by_level = models if isinstance(models, Mapping) else {}
+    pairs = list(models_by_level.items()) if models_by_level else [(_needed_level(model), model) for model in models]
     pairs.sort(key=lambda pair: pair[0])
     values = [np.asarray(_one_a_row("model.predict(x)", _predicted(model, x))) for _, model in pairs]
     return _by_quantiles([level for level, _ in pairs], np.column_stack(values))

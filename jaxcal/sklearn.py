@@ -193,8 +193,8 @@ class CalibratedRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):
         check_is_fitted(self)
         X, _ = self._validated(X)
         with jax.enable_x64(True), _in_own_words():
-            found = wanted(X)
-            return jax.tree.map(lambda leaf: np.asarray(leaf) if eqx.is_array(leaf) else leaf, found)
+            predictions = wanted(X)
+            return jax.tree.map(lambda leaf: np.asarray(leaf) if eqx.is_array(leaf) else leaf, predictions)
 
     def _validated(self, X: Table, y: Any = "no_validation") -> tuple[Table, Any]:
         """Inputs and targets as scikit-learn checks them; a data frame stays what it is."""
@@ -213,8 +213,8 @@ class CalibratedRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):
         options = {"reset": is_fit, "dtype": "numeric", "ensure_all_finite": finite}
         if not is_fit:
             return validate_data(self, X, **options), y
-        found: Any = validate_data(self, X, y, y_numeric=True, ensure_min_samples=2, **options)
-        return found
+        checked: Any = validate_data(self, X, y, y_numeric=True, ensure_min_samples=2, **options)
+        return checked
 
     def _check_options(self, sample_weight: Series | None) -> None:
         """Raise ValueError for options that do not go together."""
@@ -252,8 +252,8 @@ class CalibratedRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):
             ValueError: if they are not one for each row, or one is negative or not finite, or all are 0.
         """
         if _routing_enabled():
-            given = {} if sample_weight is None else {"sample_weight": sample_weight}
-            sample_weight = process_routing(self, "fit", **given).estimator.fit.get("sample_weight")
+            metadata = {} if sample_weight is None else {"sample_weight": sample_weight}
+            sample_weight = process_routing(self, "fit", **metadata).estimator.fit.get("sample_weight")
         if sample_weight is None:
             return None
         weights = column_or_1d(sample_weight)

@@ -213,7 +213,7 @@ def test_under_an_eager_gradient_isotonic_decides_as_it_does_without():
 
     def mean(y):
         fitted = isotonic.fit(None, jc.StudentT(jnp.full(40, 5.0), MEAN, STD), y)
-        assert not fitted.by_cdf
+        assert not fitted.uses_cdf
         return fitted(None, Normal(MEAN[:1], STD[:1])).mean[0]
 
     for run in (mean, jax.grad(mean)):

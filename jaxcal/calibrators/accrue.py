@@ -60,7 +60,7 @@ _FEW = 2**12
 _TOO_LARGE = 1.5
 
 
-class TrainingOptions(TypedDict, total=False):
+class AccrueOptions(TypedDict, total=False):
     """The options of the training; an option that is None has its default.
 
     Attributes:
@@ -94,7 +94,7 @@ def fit(
     validation: tuple | None = None,
     weights: "Weights | None" = None,
     differentiable: bool = False,
-    **options: "Unpack[TrainingOptions]",
+    **options: "Unpack[AccrueOptions]",
 ) -> "ACCRUE":
     """Fit a std as a function of the inputs to the errors y - base.mean.
 
@@ -159,7 +159,7 @@ def fit(
             optimum, they are NaN and the result of `training` is not CONVERGED. The order is held constant. The loss of
             ACCRUE needs beta=1 or smoothing: the reliability score has a kink wherever two standardized errors change
             places. The derivatives between kinks do not show how the std moves over larger changes.
-        **options: of the training, as `TrainingOptions` lists them.
+        **options: of the training, as `AccrueOptions` lists them.
 
     Raises:
         TypeError: if base is not a Distribution, key is no random key, loss is no function, or there is no such option.
@@ -291,9 +291,9 @@ def _predict(fitted: ACCRUE, x: Float[Array, "n d"]) -> Float[Array, " n"]:
     return fitted.scale[None] * jnp.exp(jax.vmap(fitted.model)(fitted.x_scaler(x)))
 
 
-def _settle(options: TrainingOptions, validation: tuple | None) -> presets.AccrueSettings:
+def _settle(options: AccrueOptions, validation: tuple | None) -> presets.AccrueSettings:
     """The options of training, with defaults in place of None; options that exclude each other raise an error."""
-    check_names(fit, options, TrainingOptions)
+    check_names(fit, options, AccrueOptions)
     settings = presets.settle({None: presets.AccrueSettings()}, None, **options)
     without = ("restarts", "validation_fraction", "max_iterations", "patience")
     check_steps(settings.steps, validation=validation, **{name: options.get(name) for name in without})
@@ -406,8 +406,8 @@ class _Loss(eqx.Module):
         self, errors: Float[AnyArray, " n"], std: Float[AnyArray, " n"], weights: Float[AnyArray, " n"] | None
     ) -> Float[AnyArray, ""]:
         """The loss of all rows; the mean where the function returns one value a row."""
-        given = {"weights": weights} if weights is not None and self.takes_weights else {}
-        values = self.function(errors, std, **self.numbers, **given)
+        arguments = {"weights": weights} if weights is not None and self.takes_weights else {}
+        values = self.function(errors, std, **self.numbers, **arguments)
         return weighted_mean(values, weights) if values.ndim else values
 
     @property

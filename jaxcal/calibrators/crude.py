@@ -152,18 +152,18 @@ def fit(
     check_smoothing(smoothing, neighbors=neighbors, by=by, weights=weights)
     y = _checks.as_vector("y", y)
     check_base(base, y.shape[0])
-    by_cdf, scaled = score == "cdf" and not base.is_location_scale, base.has_std
-    if by_cdf and neighbors is not None:
+    uses_cdf, scaled = score == "cdf" and not base.is_location_scale, base.has_std
+    if uses_cdf and neighbors is not None:
         raise ValueError(f"neighbors={neighbors} cannot go with score='cdf': use score='signed', or no neighbors.")
     rank = rank or ("crude" if preset else "conformal")
     arguments = CalibratorArguments(x, base, by, weights)
     has_groups = arguments.is_counted or partial_pooling
-    if has_groups and (neighbors is not None or by_cdf):
-        refused = "score='cdf'" if by_cdf else f"neighbors={neighbors}"
+    if has_groups and (neighbors is not None or uses_cdf):
+        refused = "score='cdf'" if uses_cdf else f"neighbors={neighbors}"
         raise ValueError(f"{refused} cannot go with by or weights: omit one of them.")
     neighborhood = None if neighbors is None else _neighborhood(x, y.shape[0], neighbors, categorical)
     rows = None
-    if by_cdf:
+    if uses_cdf:
         z = smoothed(in_order(probabilities(base, y)), smoothing)
     else:
         errors = standardized_errors(base, y, scaled, finite=partial_pooling or smoothing is not None)
@@ -175,7 +175,7 @@ def fit(
             z = errors if neighbors is not None else smoothed(in_order(errors), smoothing)
             warn_without_width(z)
     facts = facts_of(base, y, smoothing)
-    return CRUDE(z=z, rank=rank, scaled=scaled, by_cdf=by_cdf, neighborhood=neighborhood, rows=rows, **facts)
+    return CRUDE(z=z, rank=rank, scaled=scaled, uses_cdf=uses_cdf, neighborhood=neighborhood, rows=rows, **facts)
 
 
 class CRUDE(eqx.Module):
@@ -189,7 +189,7 @@ class CRUDE(eqx.Module):
         rank: "crude" or "conformal"; None for vector targets, which have no ranks.
         num_calibration: the number L of calibration rows.
         scaled: whether errors are measured in predicted stds; else, after a `Point`, on the scale of y.
-        by_cdf: whether z are probabilities base.cdf(y) in place of errors.
+        uses_cdf: whether z are probabilities base.cdf(y) in place of errors.
         out_of_fold: whether the errors are errors of `jaxcal.out_of_fold`.
         smoothed: whether z are means over neighboring ranks.
         neighborhood: the search for the rows in the table of a prediction; None if the table has all rows.
@@ -200,7 +200,7 @@ class CRUDE(eqx.Module):
     rank: str | None = eqx.field(static=True)
     num_calibration: int = eqx.field(static=True)
     scaled: bool = eqx.field(static=True, default=True)
-    by_cdf: bool = eqx.field(static=True, default=False)
+    uses_cdf: bool = eqx.field(static=True, default=False)
     out_of_fold: bool = eqx.field(static=True, default=False)
     smoothed: bool = eqx.field(static=True, default=False)
     neighborhood: "Neighborhood | None" = None
@@ -238,7 +238,7 @@ class CRUDE(eqx.Module):
         check_base(base)
         base = cast("Distribution", base)
         group, new_weight = of_new_rows(self.rows, CalibratorArguments(x, base, by, weights))
-        if self.by_cdf:
+        if self.uses_cdf:
             check_density(base)
             return Recalibrated(base, self.z, self.rank)
         loc, scale = base.mean, error_scale(base, self.scaled)

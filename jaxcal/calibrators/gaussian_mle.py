@@ -204,14 +204,14 @@ def _moved(
     fitted: GaussianMLE, mean: Float[AnyArray, " n"], std: Float[AnyArray, " n"], number: Int[AnyArray, " n"]
 ) -> tuple[Float[AnyArray, " n"], Float[AnyArray, " n"], Float[AnyArray, "*n"] | None]:
     """The locations of the distributions, their scales, and their degrees of freedom."""
-    of_row = (lambda values: values[number]) if fitted.groups.labels else lambda values: values
-    shift, scale = of_row(fitted.shift), of_row(fitted.scale)
+    value_of_row = (lambda values: values[number]) if fitted.groups.labels else lambda values: values
+    shift, scale = value_of_row(fitted.shift), value_of_row(fitted.scale)
     unit = std if fitted.reading == "scaled" else namespace(std).ones_like(std)
     if fitted.df is None:
         return mean + shift * unit, scale * std, None
     # loc = mu + a u and scale = b sqrt(s^2 + (shift_std u)^2), with u = s ("scaled") or 1.
-    spread = linalg.root_sum_squares(std, of_row(fitted.shift_std) * unit)
-    return mean + shift * unit, scale * spread, of_row(fitted.df)
+    spread = linalg.root_sum_squares(std, value_of_row(fitted.shift_std) * unit)
+    return mean + shift * unit, scale * spread, value_of_row(fitted.df)
 
 
 def _check_degrees_of_freedom(df: np.ndarray, sizes: np.ndarray, groups: GroupLabels) -> None:
@@ -225,8 +225,8 @@ def _check_degrees_of_freedom(df: np.ndarray, sizes: np.ndarray, groups: GroupLa
     worst = int(np.argmin(df))
     if df[worst] > 2:
         return
-    of_group, more = (f" of group {groups.labels[worst]!r}", ", or fewer groups") if groups.labels else ("", "")
-    leave = f"the {sizes[worst]} rows{of_group} leave {df[worst]:.3g} degrees of freedom to the scale"
+    group_name, more = (f" of group {groups.labels[worst]!r}", ", or fewer groups") if groups.labels else ("", "")
+    leave = f"the {sizes[worst]} rows{group_name} leave {df[worst]:.3g} degrees of freedom to the scale"
     if df[worst] < 2:
         raise ValueError(
             f"{leave}; at least 2 are needed, and 3 for a finite std: {2 - df[worst]:.3g} more rows of equal weight "
@@ -253,9 +253,9 @@ def _warn_without_width(fitted: GaussianMLE) -> None:
     flat = np.flatnonzero(scale == np.finfo(scale.dtype).eps)
     if flat.size:
         labels = fitted.groups.labels
-        of_group = f" of {flat.size} groups, the first of them {labels[flat[0]]!r}" if labels else ""
+        group_name = f" of {flat.size} groups, the first of them {labels[flat[0]]!r}" if labels else ""
         _checks.warn(
-            f"y equals the (shifted) mean of base in every row{of_group}: the scale is {scale[flat[0]]:.0e} in place "
+            f"y equals the (shifted) mean of base in every row{group_name}: the scale is {scale[flat[0]]:.0e} in place "
             "of 0. Was the model trained on these rows? Calibrate on other rows.",
         )
 
@@ -292,7 +292,7 @@ class _Regression(NamedTuple):
         parts = jax.ops.segment_sum(values, place, num_segments=self.num_groups * _PARTS)
         return parts.reshape(self.num_groups, _PARTS).sum(1)
 
-    def of_row(self, values: Float[Array, " groups"]) -> Float[Array, "*n"]:
+    def value_of_row(self, values: Float[Array, " groups"]) -> Float[Array, "*n"]:
         """For every row the value of its group."""
         return values if self.number is None else values[self.number]
 
@@ -311,7 +311,7 @@ class _Regression(NamedTuple):
 
     def root_mean_square(self, slope: Float[Array, " groups"]) -> Float[Array, " groups"]:
         """The root mean square of the residuals."""
-        squares = (self.z - self.of_row(slope) * self.u) ** 2
+        squares = (self.z - self.value_of_row(slope) * self.u) ** 2
         return linalg.sqrt(self.sum(self.w * squares) / self.sum(self.w))
 
 
@@ -328,11 +328,11 @@ def _regression(
 
     The units are constants for derivatives, since the fitted values do not depend on them.
     """
-    of_row = lambda values: values if number is None else values[number]
+    value_of_row = lambda values: values if number is None else values[number]
     largest = lambda values: _max(lax.stop_gradient(values), number, num_groups)
     z = (rows.y - rows.mean) / rows.std
     w = rows.weights.astype(z.dtype)
-    greatest = of_row(largest(w))
+    greatest = value_of_row(largest(w))
     ratio = w / greatest
     # A compiled quotient of equal numbers may differ from 1.
     w = linalg.snapped(ratio, jnp.where(w == greatest, 1, ratio))
@@ -340,9 +340,9 @@ def _regression(
     size = largest(jnp.where(counts, jnp.abs(z), 0))
     size = jnp.where((size > 0) & jnp.isfinite(size), size, 1)
     unit = jnp.ones_like(size) if reading == "scaled" else -largest(jnp.where(counts, -rows.std, -jnp.inf))
-    u = jnp.ones_like(z) if reading == "scaled" else of_row(unit) / rows.std
+    u = jnp.ones_like(z) if reading == "scaled" else value_of_row(unit) / rows.std
     bound = float(jnp.finfo(z.dtype).max) ** 0.25
-    z, u = (jnp.where(counts | (jnp.abs(values) < bound), values, 0) for values in (z / of_row(size), u))
+    z, u = (jnp.where(counts | (jnp.abs(values) < bound), values, 0) for values in (z / value_of_row(size), u))
     return _Regression(z, u, w, number, num_groups), size, unit
 
 
@@ -393,24 +393,24 @@ def _log_score(rows: _Regression, slope: Float[Array, " groups"] | None) -> Floa
     """
     info = jnp.finfo(rows.z.dtype)
     wu = rows.w * rows.u
-    products = rows.of_row(rows.sum(wu * rows.u))
+    products = rows.value_of_row(rows.sum(wu * rows.u))
     # 1 - h, h = w u^2 / sum(w u^2)
     rest = 1 if slope is None else jnp.maximum(1 - wu * rows.u / products, info.eps)
-    residual = rows.z if slope is None else rows.z - rows.of_row(slope) * rows.u
+    residual = rows.z if slope is None else rows.z - rows.value_of_row(slope) * rows.u
     squares = rows.w * residual**2
     # The floor keeps the scale above 0 if all residuals are 0.
-    total = rows.of_row(jnp.maximum(rows.sum(squares), info.tiny / info.eps**2))
+    total = rows.value_of_row(jnp.maximum(rows.sum(squares), info.tiny / info.eps**2))
     others = jnp.maximum(total - squares / rest, info.eps * total)
-    weight = jnp.maximum(rows.of_row(rows.sum(rows.w)) - rows.w, info.eps)
+    weight = jnp.maximum(rows.value_of_row(rows.sum(rows.w)) - rows.w, info.eps)
     effective = rows.effective_rows() - 1
     df = jnp.maximum(effective - (slope is not None), 1)
-    variance = others / weight * rows.of_row(effective / df)
+    variance = others / weight * rows.value_of_row(effective / df)
     # The variance of the slope of the other rows is var(z) (sum(w^2 u^2) - w^2 u^2) / (sum(w u^2) (1 - h))^2.
     if slope is not None:
-        variance = variance * (1 + rows.u**2 * (rows.of_row(rows.sum(wu**2)) - wu**2) / (products * rest) ** 2)
+        variance = variance * (1 + rows.u**2 * (rows.value_of_row(rows.sum(wu**2)) - wu**2) / (products * rest) ** 2)
     # log p = log p(0) - log(variance) / 2 - (df + 1) / 2 log(1 + (e / (1 - h))^2 / (df variance))
     peak = student_t.log_prob(jnp.zeros_like(df), df, 0.0, 1.0)
-    far = jnp.log1p((residual / rest) ** 2 / (variance * rows.of_row(df)))
-    log_density = rows.of_row(peak) - 0.5 * jnp.log(variance) - 0.5 * rows.of_row(df + 1) * far
+    far = jnp.log1p((residual / rest) ** 2 / (variance * rows.value_of_row(df)))
+    log_density = rows.value_of_row(peak) - 0.5 * jnp.log(variance) - 0.5 * rows.value_of_row(df + 1) * far
     score = rows.sum(jnp.where(rows.w > 0, rows.w * log_density, 0))
     return jnp.where(effective - (slope is not None) >= 1, score, -jnp.inf)

@@ -146,11 +146,11 @@ def fit(
         made, rows = tables_of_groups(arguments, errors, rule="linear", scale=scale)
         return Isotonic(made, "fitted", scaled, rows=rows)
     if score == "cdf" and not base.is_location_scale:
-        return Isotonic(smoothed(in_order(probabilities(base, y)), smoothing), "fitted", scaled=True, by_cdf=True)
+        return Isotonic(smoothed(in_order(probabilities(base, y)), smoothing), "fitted", scaled=True, uses_cdf=True)
     if score is None and tails is None and base.is_continuous and not base.is_location_scale:
         p = base.cdf(y)
         if not (bad := rows_without_probability(base, y, p)).size:
-            return Isotonic(smoothed(in_order(p), smoothing), "fitted", scaled=True, by_cdf=True)
+            return Isotonic(smoothed(in_order(p), smoothing), "fitted", scaled=True, uses_cdf=True)
         _checks.warn(
             f"{_checks.percent(bad.size / p.shape[0])} of the PIT values are 0 or 1 in this precision: the predictions "
             "are recalibrated by their means and stds, without their shapes (score='signed')."
@@ -171,14 +171,14 @@ class Isotonic(eqx.Module):
             z is a table for every group.
         tails: "fitted", "anchored" or "support".
         scaled: whether errors are measured in predicted stds; else, after a `Point`, on the scale of y.
-        by_cdf: whether z are probabilities.
+        uses_cdf: whether z are probabilities.
         rows: the groups and weights of the calibration rows; None without groups and weights.
     """
 
     z: Errors
     tails: str = eqx.field(static=True)
     scaled: bool = eqx.field(static=True)
-    by_cdf: bool = eqx.field(static=True, default=False)
+    uses_cdf: bool = eqx.field(static=True, default=False)
     rows: CalibrationGroups | None = None
 
     def __call__(
@@ -199,7 +199,7 @@ class Isotonic(eqx.Module):
         """
         check_base(base)
         group, new_weight = of_new_rows(self.rows, CalibratorArguments(x, base, by, weights))
-        if self.by_cdf:
+        if self.uses_cdf:
             check_density(base)
             return Recalibrated(base, self.z)
         loc, scale = base.mean, error_scale(base, self.scaled)

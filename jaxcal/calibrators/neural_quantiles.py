@@ -70,7 +70,7 @@ _FEW_ROWS = 64
 _CHUNK = 64
 
 
-class TrainingOptions(TypedDict, total=False):
+class NeuralQuantilesOptions(TypedDict, total=False):
     """The options of the training; an option that is None has its default.
 
     Attributes:
@@ -107,7 +107,7 @@ def fit(
     levels: "Sequence[float] | None" = None,
     weights: "Weights | None" = None,
     preset: str | None = None,
-    **options: "Unpack[TrainingOptions]",
+    **options: "Unpack[NeuralQuantilesOptions]",
 ) -> "NeuralQuantiles":
     """Train a network that returns the quantile at a level from the base's deciles, by the pinball loss.
 
@@ -147,7 +147,7 @@ def fit(
         weights: the weights of the rows [l], not negative, or a function of x that gives them; None for equal weights.
             The call needs no weights.
         preset: None, or "paper" as above.
-        **options: of the training, as `TrainingOptions` lists them.
+        **options: of the training, as `NeuralQuantilesOptions` lists them.
 
     Raises:
         TypeError: if base is not a Distribution, or key is no random key. If there is no such option, or a derivative
@@ -172,7 +172,7 @@ def fit(
         (True, True)
     """
     _checks.check_key(key)
-    check_names(fit, options, TrainingOptions)
+    check_names(fit, options, NeuralQuantilesOptions)
     settings = presets.settle(presets.NEURAL_QUANTILES, preset, **options)
     steps, initial = settings.steps, settings.initial
     without = ("max_epochs", "patience", "pretraining_epochs", "validation_fraction")

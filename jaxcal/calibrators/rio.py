@@ -121,7 +121,7 @@ class _RowOptions(NamedTuple):
     target: str
     paper: bool
     robust: bool
-    by_column: bool
+    has_ard: bool
 
 
 class _ResidualData(NamedTuple):
@@ -342,7 +342,7 @@ def _setting(
     kernel: str | tuple, target: str, preset: str | None, noise: Noise, inference: Inference | None
 ) -> _RowOptions:
     """The checked options that decide how rows are prepared."""
-    paper, by_name = preset == "paper", isinstance(kernel, str)
+    paper, is_name = preset == "paper", isinstance(kernel, str)
     depends_on = kernel if isinstance(kernel, str) else _depends_on(kernel)
     _checks.check_choice("kernel", depends_on, ("io", "input", "output"))
     _checks.check_choice("target", target, ("residual", "outcome"))
@@ -350,9 +350,9 @@ def _setting(
     if paper and not (noise.is_gaussian and noise.known_variance is None):
         raise ValueError("preset='paper' has Gaussian noise of a variance that is learned: omit noise.")
     ard = inference is not None and inference.ard
-    if ard and not by_name:
+    if ard and not is_name:
         raise ValueError("ard has no effect on kernels of gpjax: give them a lengthscale for every column.")
-    return _RowOptions(depends_on, target, paper, robust=noise.has_heavy_tails, by_column=bool(ard))
+    return _RowOptions(depends_on, target, paper, robust=noise.has_heavy_tails, has_ard=bool(ard))
 
 
 def _depends_on(kernels: tuple) -> str:
@@ -519,7 +519,7 @@ def _initial_models(
 
     if setting.paper:
         ones = combine([SquaredExponential(jnp.zeros(()), jnp.zeros(()))] * 2)
-        kernel = kernel_and_noise.kernel or (ones.by_column(data.points) if setting.by_column else ones)
+        kernel = kernel_and_noise.kernel or (ones.by_column(data.points) if setting.has_ard else ones)
         return initial.at(data, kernel, 1.0)
     noise = kernel_and_noise.scaled_noise(target_scaler.scale) if noise is None else noise
     if kernel_and_noise.kernel is not None:

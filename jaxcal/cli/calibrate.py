@@ -52,24 +52,24 @@ class _RowsToFitAndPredict:
     Attributes:
         table: the rows of FILE.
         source: the rows to fit on.
-        given: the format of CSVs that the options name.
+        stated: the format of CSVs that the options name.
         usual: the format that is assumed where another file leaves it open.
     """
 
     table: FileTable
     source: FileTable
-    given: Format
+    stated: Format
     usual: Format
 
     @classmethod
-    def read(cls, file: Path, calibration: Path | None, given: Format) -> "_RowsToFitAndPredict":
-        source = FileTable.read(calibration or file, given)
-        tables = cls(source, source, given, Format() if source.text is None else source.text.format)
+    def read(cls, file: Path, calibration: Path | None, stated: Format) -> "_RowsToFitAndPredict":
+        source = FileTable.read(calibration or file, stated)
+        tables = cls(source, source, stated, Format() if source.text is None else source.text.format)
         return tables if calibration is None else replace(tables, table=tables.read_other(file))
 
     def read_other(self, file: Path) -> FileTable:
         """The table in a further file. The same columns as in `source` are texts."""
-        return FileTable.read(file, self.given, self.usual, self.source.texts)
+        return FileTable.read(file, self.stated, self.usual, self.source.texts)
 
     @property
     def are_one(self) -> bool:
@@ -211,9 +211,9 @@ def apply(
     y = targets(table, roles.target)
     if y is not None and np.isfinite(y).any():
         known = np.flatnonzero(np.isfinite(y))
-        of_rows = f"rows of {file.name}; if some of them were fitted on, these scores are too good"
+        about_rows = f"rows of {file.name}; if some of them were fitted on, these scores are too good"
         scores = console.rows_of_scores(y[known], {"forecast": forecast[known]})
-        console.print_scores(["forecast"], scores, f"{len(known)} {of_rows}")
+        console.print_scores(["forecast"], scores, f"{len(known)} {about_rows}")
 
 
 def _predict(saved: dict[str, Any], roles: Roles, table: FileTable) -> "Distribution":

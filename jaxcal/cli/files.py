@@ -37,13 +37,13 @@ class FileTable:
 
     @classmethod
     def read(
-        cls, file: Path, given: Format = UNKNOWN, usual: Format = UNKNOWN, texts: Sequence[str] | None = None
+        cls, file: Path, stated: Format = UNKNOWN, usual: Format = UNKNOWN, texts: Sequence[str] | None = None
     ) -> "FileTable":
         """The table in a file.
 
         Args:
             file: CSV or Parquet.
-            given: the known properties of the format of a CSV.
+            stated: the known properties of the format of a CSV.
             usual: the properties that are assumed where the file leaves them open.
             texts: the columns that stay texts. With None a column stays text if it does not hold numbers, or holds
                 numbers with leading zeros.
@@ -60,7 +60,7 @@ class FileTable:
             if file.suffix.lower() == ".parquet":
                 frame, text = polars.read_parquet(file), None
             else:
-                frame, text = _read_text(file, given, usual, texts)
+                frame, text = _read_text(file, stated, usual, texts)
         except (polars.exceptions.PolarsError, OSError) as error:
             raise ValueError(f"cannot read {file}: {str(error).splitlines()[0]}.") from error
         if frame.is_empty():
@@ -138,13 +138,13 @@ class FileTable:
         self.check_column(column)
         values = self.frame[column]
         self._check_none(column, values.is_null().to_numpy(), "times that are missing")
-        found = values.to_list()
+        times = values.to_list()
         if values.dtype == polars.String:
-            found = [self._time(column, row, text) for row, text in enumerate(found)]
+            times = [self._time(column, row, text) for row, text in enumerate(times)]
         elif not (values.dtype.is_numeric() or values.dtype.is_temporal()):
             raise ValueError(f"column {column!r} of {self.file} holds {values.dtype}, no times.")
         try:
-            order = sorted(range(len(found)), key=found.__getitem__)
+            order = sorted(range(len(times)), key=times.__getitem__)
         except TypeError as error:
             raise ValueError(f"column {column!r} of {self.file} holds times with and without a time zone.") from error
         return np.array(order), [str(value) for value in values.to_list()]
@@ -294,8 +294,8 @@ def check_suffix(file: Path) -> None:
 
 def suggest(name: str, names: Sequence[str]) -> str:
     """The most similar names, or all names, as the end of a message."""
-    by_lower_case = {known.lower(): known for known in names}
-    nearest = difflib.get_close_matches(name.lower(), by_lower_case)
+    names_in_lower_case = {known.lower(): known for known in names}
+    nearest = difflib.get_close_matches(name.lower(), names_in_lower_case)
     if nearest:
-        return f"did you mean {' or '.join(repr(by_lower_case[known]) for known in nearest)}?"
+        return f"did you mean {' or '.join(repr(names_in_lower_case[known]) for known in nearest)}?"
     return f"there are {', '.join(names)}."

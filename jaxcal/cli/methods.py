@@ -86,10 +86,10 @@ def fit_of(names: list[str], options: dict[str, Any], training: dict[str, Any], 
     """
     import jax
 
-    of_training = [name for name in names if _takes(name, "x_train")]
-    if bool(training) != bool(of_training):
+    training_names = [name for name in names if _takes(name, "x_train")]
+    if bool(training) != bool(training_names):
         needs = "does not use" if training else "needs"
-        method = ",".join(of_training or names)
+        method = ",".join(training_names or names)
         raise ValueError(f"--method {method} {needs} the rows that the model was trained on, --training.")
     steps = [_configured(name, options | training, has_inputs) for name in names]
     key = jax.random.key(seed)

@@ -46,12 +46,12 @@ class Format:
     thousands: str | None = None
     encoding: str | None = None
 
-    def told(self, given: "Format", usual: "Format") -> str:
+    def told(self, stated: "Format", usual: "Format") -> str:
         """The recognized properties that differ from the usual ones, in words."""
         phrases = []
-        if given.separator is None and self.separator != (usual.separator or ","):
+        if stated.separator is None and self.separator != (usual.separator or ","):
             phrases.append(f"fields separated by {SEPARATORS[str(self.separator)]}")
-        if given.decimal is None and self.decimal != (usual.decimal or "."):
+        if stated.decimal is None and self.decimal != (usual.decimal or "."):
             phrases.append(f"decimal {'commas' if self.decimal == ',' else 'points'}")
         return " and ".join(phrases)
 
@@ -79,21 +79,21 @@ class Text:
     format: Format
 
     @classmethod
-    def read(cls, file: Path, given: Format, usual: Format) -> "Text":
+    def read(cls, file: Path, stated: Format, usual: Format) -> "Text":
         """The text of a file.
 
         Args:
             file: a CSV.
-            given: the known properties of its format.
+            stated: the known properties of its format.
             usual: the properties that are assumed where the file leaves them open.
 
         Raises:
             ValueError: if it has another encoding, its separator is not clear, or a record has too many or too few
                 fields.
         """
-        utf8, encoding = _decoded(file.read_bytes(), file, given.encoding, usual.encoding)
-        separator = given.separator or _find_separator(utf8, file, usual.separator)
-        form = replace(given, separator=separator, encoding=encoding)
+        utf8, encoding = _decoded(file.read_bytes(), file, stated.encoding, usual.encoding)
+        separator = stated.separator or _find_separator(utf8, file, usual.separator)
+        form = replace(stated, separator=separator, encoding=encoding)
         return cls(utf8, *_find_records(utf8, separator, file), form)
 
     def __len__(self) -> int:

@@ -101,10 +101,10 @@ def reworded(message: str, table: FileTable, rows: np.ndarray | None = None) -> 
     return " ".join(filter(lambda sentence: not _PYTHON.search(sentence), sentences)) or text
 
 
-def _filled(words: str, table: FileTable, rows: np.ndarray | None, found: re.Match[str]) -> str:
+def _filled(words: str, table: FileTable, rows: np.ndarray | None, match: re.Match[str]) -> str:
     """The words, with what was found and where that is in the file."""
-    parts = {name: value or "" for name, value in found.groupdict().items()} | {"file": str(table.file)}
+    parts = {name: value or "" for name, value in match.groupdict().items()} | {"file": str(table.file)}
     if "row" in parts:
         number = int(parts["row"])
         parts["row"] = table.row(number if rows is None else int(rows[number]))
-    return words.format(*found.groups(default=""), **parts)
+    return words.format(*match.groups(default=""), **parts)

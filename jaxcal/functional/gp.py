@@ -103,13 +103,13 @@ class LikelihoodTerms(NamedTuple):
         value: log N(y; 0, G).
         weights: [n], a = G^-1 y.
         inverse: [n, n], L^-1, with the Cholesky factor L of G.
-        by_gram: [n, n], (a a' - G^-1) / 2, the derivative with respect to G; Rasmussen & Williams (2006), eq. 5.9.
+        grad_gram: [n, n], (a a' - G^-1) / 2, the derivative with respect to G; Rasmussen & Williams (2006), eq. 5.9.
     """
 
     value: Scalar
     weights: Float[Array, " n"]
     inverse: Float[Array, "n n"]
-    by_gram: Float[Array, "n n"]
+    grad_gram: Float[Array, "n n"]
 
 
 @exact_products

@@ -79,7 +79,7 @@ def weighted_squares(
     a: Float[AnyArray, "n d"],
     b: Float[AnyArray, "m d"],
     weights: Float[AnyArray, " d"],
-    of_pairs: Float[AnyArray, "n m"],
+    pair_weights: Float[AnyArray, "n m"],
 ) -> Float[AnyArray, " d"]:
     """The sum over pairs of rows of w_ij weights^2 (a_i - b_j)^2 for every column, by one product of matrices.
 
@@ -90,15 +90,17 @@ def weighted_squares(
         a: rows.
         b: other rows.
         weights: of the columns.
-        of_pairs: w.
+        pair_weights: w.
 
     >>> weighted_squares(np.zeros((1, 2)), np.ones((1, 2)), np.array([1.0, 3.0]), np.full((1, 1), 2.0)).tolist()
     [2.0, 18.0]
     """
     # sum_ij w_ij (a_i - b_j)^2 = sum_i a_i^2 (w 1)_i + sum_j b_j^2 (w'1)_j - 2 sum_i a_i (w b)_i.
     a, b = _weighted(a, b, weights)
-    first_sums, second_sums = of_pairs.sum(axis=1)[:, None], of_pairs.sum(axis=0)[:, None]
-    return (a * a * first_sums).sum(axis=0) + (b * b * second_sums).sum(axis=0) - 2 * (a * (of_pairs @ b)).sum(axis=0)
+    first_sums, second_sums = pair_weights.sum(axis=1)[:, None], pair_weights.sum(axis=0)[:, None]
+    return (
+        (a * a * first_sums).sum(axis=0) + (b * b * second_sums).sum(axis=0) - 2 * (a * (pair_weights @ b)).sum(axis=0)
+    )
 
 
 @exact_products

@@ -309,11 +309,11 @@ def exact_objective(
         terms = gp.likelihood_terms(models.noisy_gram(model, data, jitter), data.targets)
         jacobian = jax.jacfwd(on_diagonal)(vector)
         # The chain rule through the diagonal: d log p / d x_i = sum_k (d log p / d G_kk) (d G_kk / d x_i).
-        gradient = jnp.diagonal(terms.by_gram) @ jacobian
+        gradient = jnp.diagonal(terms.grad_gram) @ jacobian
         products = jacobian * terms.weights[:, None]  # the columns G_i a, with a = G^-1 y
         if "kernel" not in model.fixed:
             # `on_diagonal` has jitter and noise alone: the kernel's own diagonal is in its derivatives.
-            grad_gram = terms.by_gram if data.included is None else terms.by_gram * counts[:, None] * counts[None]
+            grad_gram = terms.grad_gram if data.included is None else terms.grad_gram * counts[:, None] * counts[None]
             grad_kernel, columns = model.kernel.derivatives(data.points, terms.weights, grad_gram)
             gradient = gradient.at[: len(grad_kernel)].add(grad_kernel)
             products = products.at[:, : len(grad_kernel)].add(columns * counts[:, None])

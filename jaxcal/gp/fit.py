@@ -103,7 +103,7 @@ def fit_rows(prepare: Prepare[S], rows: Sequence[Any], way: Way, *, in_numpy: bo
 
     The host fits known rows: by NumPy on a CPU if the kernel is a sum of squared exponentials, else by small programs.
     A fit to traced rows is one compiled program. So are fits on a mesh, fits by Adam, and fits by an object without
-    `by_parts`. A fit whose inducing points move is one program, too, unless NumPy does it.
+    `is_host_driven`. A fit whose inducing points move is one program, too, unless NumPy does it.
 
     Args:
         prepare: `prepare(*rows, included)` gives the scales of the rows, the initial values and the data. It takes
@@ -151,7 +151,7 @@ def _of_output(
     prepare: Prepare[S], inference: Inference, way: Way, rows: Sequence[Any], first: First, *, on_host: bool
 ) -> tuple[S, Process]:
     """The fit of one output's known rows: by NumPy if possible, else by small programs or by a single one."""
-    host_drives = inference.by_parts and way.noise.by_parts and (on_host or not inference.takes_many_steps)
+    host_drives = inference.is_host_driven and way.noise.is_host_driven and (on_host or not inference.takes_many_steps)
     if not host_drives:
         return _in_program(prepare, rows, way.by(inference))
     if on_host:

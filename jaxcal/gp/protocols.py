@@ -78,7 +78,7 @@ class Inference(eqx.Module):
         """
 
     @property
-    def by_parts(self) -> bool:
+    def is_host_driven(self) -> bool:
         """Whether the host can drive a fit to known rows, with NumPy's arrays or JAX's.
 
         The fit computes with NumPy, or in functions of `_numpy.part`, which are small programs for JAX's arrays.
@@ -96,7 +96,7 @@ class Inference(eqx.Module):
     ) -> SearchResult:
         """The best hyperparameters that are found from initial models along a leading axis.
 
-        It is a part of a compiled program; with `by_parts` it takes known arrays, too.
+        It is a part of a compiled program; with `is_host_driven` it takes known arrays, too.
 
         Args:
             initial_models: the initial models, without inducing points.
@@ -126,9 +126,9 @@ class Inference(eqx.Module):
         start, most = problem.vector_of(problem.model), self.max_iterations
         return minimize(problem.loss, start, max_iterations=most, loss_tolerance=1e-13, gradient_tolerance=1e-6).params
 
-    def conclude(self, found: SearchResult, data: Data, jitter: Float[AnyArray, ""]) -> Process:
+    def conclude(self, optimum: SearchResult, data: Data, jitter: Float[AnyArray, ""]) -> Process:
         """The process after data at the hyperparameters found."""
-        return process_of(found, data, jitter, self.devices)
+        return process_of(optimum, data, jitter, self.devices)
 
     @property
     def devices(self) -> Mesh | None:
@@ -194,10 +194,10 @@ class Noise(eqx.Module):
     """How targets scatter around the latent function, and how a process with it is fitted.
 
     Attributes:
-        by_parts: whether the host can drive a fit, as of `Inference`.
+        is_host_driven: whether the host can drive a fit, as of `Inference`.
     """
 
-    by_parts: ClassVar[bool] = False
+    is_host_driven: ClassVar[bool] = False
 
     @property
     @abstractmethod
@@ -231,7 +231,7 @@ class Noise(eqx.Module):
         jitter: Float[AnyArray, ""],
         first: First = None,
     ) -> Process:
-        """The process with this noise; a part of a compiled program, and with `by_parts` for known arrays, too.
+        """The process with this noise; a part of a compiled program, and with `is_host_driven` for known arrays, too.
 
         Args:
             inference: how hyperparameters are found.

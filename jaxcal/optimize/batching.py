@@ -81,8 +81,8 @@ def over_runs(fun: Callable[..., PyTree], *, mesh: Mesh | None = None) -> Callab
     def mapped(*args: PyTree) -> PyTree:
         arrays, static = eqx.partition(args, eqx.is_array)
         run = _ArraysOut(fun, static)
-        of_device = partial(over_leading_axis, run)
-        return run.whole(of_device(arrays) if mesh is None else _spread(of_device, arrays, mesh))
+        run_on_device = partial(over_leading_axis, run)
+        return run.whole(run_on_device(arrays) if mesh is None else _spread(run_on_device, arrays, mesh))
 
     return mapped
 
@@ -118,8 +118,8 @@ def _all_runs(run: Callable, shared: tuple, own: tuple) -> PyTree:
     return over_runs(partial(run, *shared))(*own)
 
 
-def _spread(of_device: Callable[[PyTree], PyTree], arrays: PyTree, mesh: Mesh) -> PyTree:
-    """`of_device` of every device's part of the runs, joined along the axis of runs.
+def _spread(run_on_device: Callable[[PyTree], PyTree], arrays: PyTree, mesh: Mesh) -> PyTree:
+    """`run_on_device` of every device's part of the runs, joined along the axis of runs.
 
     Some runs are repeated if they cannot be divided into equal parts.
     """
@@ -135,7 +135,7 @@ def _spread(of_device: Callable[[PyTree], PyTree], arrays: PyTree, mesh: Mesh) -
     runs = PartitionSpec(mesh.axis_names)
     # Every result belongs to a device's own runs, so that there is nothing to check. And the check refuses a loop of
     # `fun` that begins with a constant.
-    spread = jax.shard_map(of_device, mesh=mesh, in_specs=runs, out_specs=runs, check_vma=False)
+    spread = jax.shard_map(run_on_device, mesh=mesh, in_specs=runs, out_specs=runs, check_vma=False)
     return jax.tree.map(lambda a: a[:number], jax.jit(spread)(arrays))
 
 

@@ -118,14 +118,14 @@ def polish(loss: Loss, near: Float[Array, " p"], least_curvature: ArrayLike) -> 
     return Stationary(place, is_optimum)
 
 
-def at_optimum(loss: Loss, found: Stationary, least_curvature: ArrayLike) -> Float[Array, " p"]:
+def at_optimum(loss: Loss, stationary: Stationary, least_curvature: ArrayLike) -> Float[Array, " p"]:
     """The place of an optimum, with its derivatives by all arguments of the loss; they are NaN if it is none.
 
     The place itself is a constant, so that the search for it needs no derivative.
 
     Args:
         loss: the loss, which closes over its arguments.
-        found: the result of `polish`.
+        stationary: the result of `polish`.
         least_curvature: as of `polish`.
 
     Example:
@@ -134,7 +134,7 @@ def at_optimum(loss: Loss, found: Stationary, least_curvature: ArrayLike) -> Flo
         >>> print(jax.jacobian(root)(4.0).round(3))
         [0.25]
     """
-    place, is_optimum = lax.stop_gradient(found)
+    place, is_optimum = lax.stop_gradient(stationary)
 
     def solve(pushforward: Gradient, slope: Float[Array, " p"]) -> Float[Array, " p"]:
         hessian = _matrix(pushforward, place)

@@ -37,14 +37,14 @@ class Combination(eqx.Module):
         chains: the chains that have a weight.
         combiner: makes one distribution of their predictions.
         gains: by how much the out-of-fold mean absolute error would grow without each chain, as a fraction.
-        of_several: whether there were several predictors to combine.
+        has_several: whether there were several predictors to combine.
     """
 
     names: tuple[str, ...] = eqx.field(static=True)
     chains: tuple[Chain, ...]
     combiner: "Combiner"
     gains: tuple[float, ...] = eqx.field(static=True)
-    of_several: bool = eqx.field(static=True)
+    has_several: bool = eqx.field(static=True)
 
     def __call__(self, x: Table) -> SmoothQuantiles:
         """The distribution of every row."""
@@ -112,8 +112,8 @@ def _combined(x: Table, predictions: Sequence[Distribution], y: np.ndarray, part
     mean = y - CrossFit(parts, len(y))(
         lambda rows: weights_of(errors[:, rows]), lambda own, rows: own @ errors[:, rows]
     )
-    of_errors, out_of_fold = fit_errors(_predicted(inputs(x), predictions, means, mean), y, parts)
-    return Combined(kept, Combiner(inputs, weights, of_errors), out_of_fold, _gains(errors, weights))
+    errors_fit, out_of_fold = fit_errors(_predicted(inputs(x), predictions, means, mean), y, parts)
+    return Combined(kept, Combiner(inputs, weights, errors_fit), out_of_fold, _gains(errors, weights))
 
 
 def _gains(errors: Float[np.ndarray, "m n"], weights: Float[np.ndarray, " m"]) -> tuple[float, ...]:

@@ -49,8 +49,8 @@ def num_twins(x: Float[np.ndarray, "n d"], y: Float[np.ndarray, " n"]) -> int:
     if (twins := _num_equal(x, y)) <= _FEW_TWINS * len(y):
         return 0
     rng = np.random.default_rng(0)
-    by_chance = max(_num_equal(x, rng.permutation(y)) for _ in range(_RANDOM_ORDERS))
-    return twins if twins - by_chance > _FEW_TWINS * len(y) else 0
+    chance_number = max(_num_equal(x, rng.permutation(y)) for _ in range(_RANDOM_ORDERS))
+    return twins if twins - chance_number > _FEW_TWINS * len(y) else 0
 
 
 def _num_equal(x: Float[np.ndarray, "n d"], y: Float[np.ndarray, " n"]) -> int:

@@ -135,7 +135,7 @@ class Pipeline(eqx.Module):
         how = "out of fold" if self.out_of_fold.is_out_of_fold else "set aside"
         about = f"{len(self.steps[-1].y)} data points, {how}; mean ± standard error."
         lines = [_HEADER, *map(str, self.steps), about, *self._of_equal_targets()]
-        if isinstance(self.chain, Combination) and self.chain.of_several:
+        if isinstance(self.chain, Combination) and self.chain.has_several:
             lines += ["", "combined by the mean absolute error out of fold:", str(self.chain)]
             lines += ["", "each by itself:", *(line for steps in self.others for line in map(str, steps))]
         else:

@@ -51,9 +51,9 @@ class RecalibratedLevels(eqx.Module):
             return Recalibrated(base, self.tables[0], central=True)
         number = np.asarray(self.groups.number_of_rows(x, base, by, len(base)))
         rows = [np.flatnonzero(number == k) for k in range(self.groups.count)]
-        tables = [(table, of_group) for table, of_group in zip(self.tables, rows, strict=True) if len(of_group)]
-        parts = [Recalibrated(base[of_group], table, central=True) for table, of_group in tables]
-        return joined(parts, [of_group for _, of_group in tables])
+        tables = [(table, places) for table, places in zip(self.tables, rows, strict=True) if len(places)]
+        parts = [Recalibrated(base[places], table, central=True) for table, places in tables]
+        return joined(parts, [places for _, places in tables])
 
     def guarantee(self, confidence_level: float, group: Any = None) -> Guarantee:
         """The coverage guarantee of the central interval at this level, in the group with a label.

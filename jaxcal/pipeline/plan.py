@@ -210,7 +210,7 @@ def held_of(
         blocks = [[each[places] for each in blocks[0]] for places in division.parts]
     as_step = partial(step_of, y=y, parts=parts, out_of_fold=plan.is_out_of_fold)
     names = [name_of(step) for step in (predictor, *calibrators)]
-    steps = [as_step(name, of_parts) for name, of_parts in zip(names, zip(*blocks, strict=True), strict=True)]
+    steps = [as_step(name, ends_of_parts) for name, ends_of_parts in zip(names, zip(*blocks, strict=True), strict=True)]
     last, ends = None, [block[-1] for block in blocks]
     if division.predicts == "folds":
         with one_warning(_LAST_STEP):

@@ -81,8 +81,8 @@ def _learned(x: Table, known: Tried, numbers: list[int], plan: Plan) -> _Learned
     held, division = [known.held[k] for k in numbers], plan.division
     end = held[0].steps[-1]
     places = [np.searchsorted(np.asarray(end.rows), division.rows[part]) for part in division.parts]
-    of_rows = take_rows(np.asarray(end.rows), x)[0]
-    combined = combine(of_rows, [each.steps[-1].predictions for each in held], np.asarray(end.y), places)
+    inputs = take_rows(np.asarray(end.rows), x)[0]
+    combined = combine(inputs, [each.steps[-1].predictions for each in held], np.asarray(end.y), places)
     step = dataclasses.replace(end, name=_LEARNED[bool(numbers[1:])], predictions=combined.out_of_fold)
     return _Learned(numbers, held, combined, step)
 
@@ -92,12 +92,12 @@ def _fit_learned(x: Table, y: Float[Array, " n"], choice: Choice, plan: Plan, le
     combined, division = learned.combined, plan.division
     fits = [(choice.pairs[learned.numbers[k]], learned.held[k].like) for k in combined.kept]
     names = tuple(named(pair) for pair, _ in fits)
-    of_several, chains = bool(learned.numbers[1:]), _fitted_to_all(x, y, fits, plan)
-    chain = Combination(names, chains, combined.combiner, combined.gains, of_several)
+    has_several, chains = bool(learned.numbers[1:]), _fitted_to_all(x, y, fits, plan)
+    chain = Combination(names, chains, combined.combiner, combined.gains, has_several)
     if isinstance(plan.method, Split):
         steps, ends = _of_rows_set_aside(x, y, chain, fits[0][0], plan)
     else:
-        steps, rows = [*(() if of_several else learned.held[0].steps), learned.step], np.asarray(learned.step.rows)
+        steps, rows = [*(() if has_several else learned.held[0].steps), learned.step], np.asarray(learned.step.rows)
         places = [np.searchsorted(rows, division.rows[part]) for part in division.parts]
         ends = [learned.step.predictions[place] for place in places]
     last = None
@@ -114,17 +114,17 @@ def _of_rows_set_aside(
 
     A single predictor has all its steps. Several predictors have one step, their combination.
     """
-    division, (of_rows,) = plan.division, take_rows(plan.division.rows, x)
-    after = [each.after_each_step(of_rows) for each in chain.chains]
-    names = [] if chain.of_several else [name_of(step) for step in (pair[0], *pair[1])]
+    division, (inputs,) = plan.division, take_rows(plan.division.rows, x)
+    after = [each.after_each_step(inputs) for each in chain.chains]
+    names = [] if chain.has_several else [name_of(step) for step in (pair[0], *pair[1])]
     predictions_of_steps = list(zip(names, after[0], strict=True)) if names else []
     predictions_of_steps.append(
-        (_LEARNED[chain.of_several], chain.combiner(of_rows, [predictions[-1] for predictions in after]))
+        (_LEARNED[chain.has_several], chain.combiner(inputs, [predictions[-1] for predictions in after]))
     )
     parts = [division.rows[part] for part in division.parts]
-    of_parts = [(name, [whole[part] for part in division.parts]) for name, whole in predictions_of_steps]
-    steps = [step_of(name, ends, y=y, parts=parts, out_of_fold=False) for name, ends in of_parts]
-    return steps, of_parts[-1][1]
+    parts_of_steps = [(name, [whole[part] for part in division.parts]) for name, whole in predictions_of_steps]
+    steps = [step_of(name, ends, y=y, parts=parts, out_of_fold=False) for name, ends in parts_of_steps]
+    return steps, parts_of_steps[-1][1]
 
 
 def _fitted_to_all(x: Table, y: Float[Array, " n"], fits: list, plan: Plan) -> tuple[Chain, ...]:

@@ -333,8 +333,8 @@ class GroupSource(eqx.Module):
         """Raise ValueError if the held-out rows of a group are all in one part, since other parts calibrate it."""
         if self.source is None or isinstance(self.source, StdBins):  # bins of predictions, which are not known yet
             return
-        given = self.source(x) if self.labels is None else self.labels
-        labels, number = np.unique(_checks.as_labels("by", given, num_rows(x)), return_inverse=True)
+        values = self.source(x) if self.labels is None else self.labels
+        labels, number = np.unique(_checks.as_labels("by", values, num_rows(x)), return_inverse=True)
         held_out = number[division.rows]
         sizes = np.stack([np.bincount(held_out[part], minlength=len(labels)) for part in division.parts])
         too_few = (sizes > 0).sum(axis=0) < 2

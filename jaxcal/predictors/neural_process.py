@@ -48,7 +48,7 @@ _STEPS = 100
 _MOST_KEPT = 1000
 
 
-class TrainingOptions(TypedDict, total=False):
+class NeuralProcessOptions(TypedDict, total=False):
     """The options of the training; an option that is None has its default.
 
     Attributes:
@@ -80,7 +80,7 @@ def fit(
     num_samples: int | None = 20,
     width: int = 64,
     preset: str | None = None,
-    **options: "Unpack[TrainingOptions]",
+    **options: "Unpack[NeuralProcessOptions]",
 ) -> "NeuralProcess":
     """Train an attentive neural process by Adam, on random contexts out of the rows given.
 
@@ -124,7 +124,7 @@ def fit(
             distribution at the mean of z.
         width: units of every hidden layer, and number of latents; a multiple of 8.
         preset: None, or "paper", as above.
-        **options: of the training, as `TrainingOptions` lists them.
+        **options: of the training, as `NeuralProcessOptions` lists them.
 
     Raises:
         TypeError: if key is no random key, or there is no such option.
@@ -142,7 +142,7 @@ def fit(
         [3.0, 7.0]
     """
     _checks.check_key(key)
-    check_names(fit, options, TrainingOptions)
+    check_names(fit, options, NeuralProcessOptions)
     settings = presets.settle(presets.NEURAL_PROCESS, preset, **options)
     for name in ("max_iterations", "batch_size", "patience"):
         _checks.check_at_least(name, getattr(settings, name), 1)

@@ -170,8 +170,8 @@ def fit(
     table = columns.table(x)
     y = _checks.as_vector("y", y, length=table.shape[0])
     _checks.check_rows("x", table, 2)
-    of_paper = presets.usnrt(columns.num_columns)
-    leaf = of_paper._replace(hidden=(4 * columns.num_columns, 2 * columns.num_columns), patience=25)
+    paper_preset = presets.usnrt(columns.num_columns)
+    leaf = paper_preset._replace(hidden=(4 * columns.num_columns, 2 * columns.num_columns), patience=25)
     settings = settle(fit, options, {None: presets.DEFAULT, "paper": leaf}, preset)
     _checks.check_at_least("num_members", num_members, 1)
     search = Search.of(preset, len(y), columns.num_columns, min_leaf, **vars(splits or Splits()))
@@ -179,19 +179,19 @@ def fit(
     # The most leaves that there can be.
     num_leaves = num_members * max(len(y) // search.min_leaf, 1)
     grow_key, *keys = _random.split(key, 5)
-    of_leaves, of_folds, of_held_out, of_all = map(Draws.of, keys)
+    leaf_draws, fold_draws, held_out_draws, final_draws = map(Draws.of, keys)
     splitting = settings._replace(hidden=tuple(search.hidden))
-    folds = partial(_tree_networks.out_of_fold_residuals, problem, splitting, num_members=num_members, draws=of_folds)
+    folds = partial(_tree_networks.out_of_fold_residuals, problem, splitting, num_members=num_members, draws=fold_draws)
     residuals = None if search.num_folds == 1 else folds(search.num_folds)
     draws = residuals is None or search.correction == "permutation"
     trees = _grow(problem, search, splitting, num_members, grow_key if draws else None, residuals)
-    held_out = _tree_networks.held_out_rows(problem, settings, of_held_out)
+    held_out = _tree_networks.held_out_rows(problem, settings, held_out_draws)
     start = None
     if held_out is not None:
         residuals = folds(FOLDS) if residuals is None else residuals
-        start = _tree_networks.train_on_all_rows(problem, settings, held_out, residuals, of_all)
+        start = _tree_networks.train_on_all_rows(problem, settings, held_out, residuals, final_draws)
     rows = [tree.leaves() for tree in trees]
-    leaves = _tree_networks.train_leaves(problem, settings, rows, num_leaves, held_out, start, of_leaves)
+    leaves = _tree_networks.train_leaves(problem, settings, rows, num_leaves, held_out, start, leaf_draws)
     fitted = USNRT(
         columns=columns,
         x_scaler=scalers.x,
@@ -331,8 +331,8 @@ class USNRT(eqx.Module):
             for name in ("leaf", "num_rows", "residual_std", "rmse")
         }
         number, condition = table.pop("leaf"), np.array([leaf.path for leaf in leaves])
-        of_leaves = np.full(self.leaf_rmse.shape, np.nan) if self.leaf_coverage is None else self.leaf_coverage
-        return {"leaf": number, "condition": condition, **table, "coverage": np.asarray(of_leaves[member])[number]}
+        coverages = np.full(self.leaf_rmse.shape, np.nan) if self.leaf_coverage is None else self.leaf_coverage
+        return {"leaf": number, "condition": condition, **table, "coverage": np.asarray(coverages[member])[number]}
 
     def _tree_of(self, member: int) -> Tree:
         _checks.check_choice("member", member, tuple(range(self.leaf_rmse.shape[0])))
@@ -381,7 +381,7 @@ def _moments(fitted: USNRT, table: Float[AnyArray, "n c"]) -> tuple[Float[AnyArr
     numbers = xp.arange(fitted.leaf_rmse.shape[-1])
 
     def member(own: tuple[Tree, tuple[NormalNetwork, Widening | None]]) -> tuple[AnyArray, AnyArray]:
-        tree, of_leaves = own
+        tree, leaf_models = own
         leaf = _leaves(fitted, tree, table)
 
         def place(moments: tuple[AnyArray, AnyArray], part: tuple) -> tuple[tuple[AnyArray, AnyArray], None]:
@@ -393,7 +393,7 @@ def _moments(fitted: USNRT, table: Float[AnyArray, "n c"]) -> tuple[Float[AnyArr
             return tuple(_placed(*each, is_in) for each in zip(moments, predicted, strict=True)), None
 
         nothing = tuple(xp.zeros(table.shape[0], inputs.dtype) for _ in range(2))
-        return scan(place, nothing, (numbers, of_leaves))[0]
+        return scan(place, nothing, (numbers, leaf_models))[0]
 
     return over_leading_axis(member, (fitted.trees, (fitted.networks, fitted.leaf_widening)))
 

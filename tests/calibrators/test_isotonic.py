@@ -348,7 +348,7 @@ def test_a_base_that_is_not_normal_keeps_the_shape_of_every_row():
     base, df = shaped(600, factor=2.0)
     y = scipy.stats.t(df).rvs(random_state=np.random.default_rng(6))
     fitted = isotonic.fit(None, base, y)
-    assert fitted.by_cdf
+    assert fitted.uses_cdf
     new, df = shaped(2)
     new = StudentT(new.df, new.loc + 1, 2 * new.scale)
     distribution = fitted(None, new)
@@ -393,17 +393,17 @@ def test_which_bases_are_recalibrated_by_their_probabilities():
     pair = np.zeros((2, 20)), np.full((2, 20), 1.5)
     mixture = Mixture(jax.vmap(Normal)(*pair))
     t, plain = StudentT(5.0, np.zeros(20), 1.0), Normal(np.zeros(20), 1.0)
-    for base, by_cdf in ((t, True), (mixture, True), (plain, False), (Point(np.zeros(20)), False)):
-        assert isotonic.fit(None, base, y).by_cdf == by_cdf
-        assert not isotonic.fit(None, base, y, score="signed").by_cdf
+    for base, uses_cdf in ((t, True), (mixture, True), (plain, False), (Point(np.zeros(20)), False)):
+        assert isotonic.fit(None, base, y).uses_cdf == uses_cdf
+        assert not isotonic.fit(None, base, y, score="signed").uses_cdf
     parts = [[t, mixture], [t, plain], [plain, plain]]
-    for (first, second), by_cdf in zip(parts, (True, True, False), strict=True):
+    for (first, second), uses_cdf in zip(parts, (True, True, False), strict=True):
         joined = Concatenated([first, second], [np.arange(20), np.arange(20, 40)])
-        assert isotonic.fit(None, joined, np.concatenate([y, y])).by_cdf == by_cdf
+        assert isotonic.fit(None, joined, np.concatenate([y, y])).uses_cdf == uses_cdf
     # A saturated base falls back on means and stds, and says so; asked for by name it is refused.
     far = np.where(np.arange(20) == 3, 50.0, y)
     with pytest.warns(UserWarning, match="5 % of the PIT values are 0 or 1 in this precision: .* without their shapes"):
-        assert not isotonic.fit(None, mixture, far).by_cdf
+        assert not isotonic.fit(None, mixture, far).uses_cdf
     with pytest.raises(ValueError, match=r"score='cdf' needs a base.cdf.* 1 rows, the first at index 3"):
         isotonic.fit(None, mixture, far, score="cdf")
     with pytest.raises(ValueError, match="base is a Point: score='cdf' needs"):

@@ -58,7 +58,7 @@ def test_exact_terms_are_those_of_numpy(rng):
     np.testing.assert_allclose(terms.value, gp.log_likelihood(covariance, jnp.asarray(y)), rtol=1e-5)
     np.testing.assert_allclose(terms.weights, inverse @ y, **close)
     np.testing.assert_allclose(terms.inverse.T @ terms.inverse, inverse, **close)
-    np.testing.assert_allclose(terms.by_gram, (np.outer(inverse @ y, inverse @ y) - inverse) / 2, **close)
+    np.testing.assert_allclose(terms.grad_gram, (np.outer(inverse @ y, inverse @ y) - inverse) / 2, **close)
 
 
 def test_gradients_and_average_information_are_written_out(rng):
@@ -68,7 +68,7 @@ def test_gradients_and_average_information_are_written_out(rng):
     derivatives = jnp.moveaxis(jax.jit(jax.jacfwd(lambda place: noisy(place, x)))(place), -1, 0)
     slope = jax.jit(jax.grad(lambda place: gp.log_likelihood(noisy(place, x), y)))(place)
     close = 1e-9 if X64 else 2e-3
-    np.testing.assert_allclose(jnp.sum(derivatives * terms.by_gram[None], axis=(1, 2)), slope, rtol=close)
+    np.testing.assert_allclose(jnp.sum(derivatives * terms.grad_gram[None], axis=(1, 2)), slope, rtol=close)
 
     covariance, derivatives = np.asarray(noisy(place, x), float), np.asarray(derivatives, float)
     weights = np.linalg.solve(covariance, np.asarray(y))

@@ -256,8 +256,8 @@ def _fit_quantiles(
         scores, rows = quantiles.tables_of_groups(arguments, y, levels)
     else:
         check_rows_reach(y.shape[0], levels[-1])
-        of_base = quantiles.of_base(arguments.base, levels, y.shape[0])
-        scores, num_covered = quantiles.margins(of_base, y, np.array(levels, y.dtype), smoothing)
+        base_quantiles = quantiles.of_base(arguments.base, levels, y.shape[0])
+        scores, num_covered = quantiles.margins(base_quantiles, y, np.array(levels, y.dtype), smoothing)
     fields = {"scores": scores, "rows": rows, "num_covered": num_covered, **facts_of(arguments.base, y, smoothing)}
     return ConformalCalibrator(rule="symmetric", scale="y", confidence_levels=levels, **fields)
 

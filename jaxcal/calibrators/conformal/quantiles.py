@@ -88,7 +88,7 @@ def _tables_of_levels(
 @jax.jit
 def moved_by_tables(
     quantiles: Float[Array, "n q"],
-    of_levels: Tables,
+    level_tables: Tables,
     number: Int[Array, " n"],
     confidence_levels: Float[ArrayLike, " k"],
     new_weight: Float[Array, " n"] | None,
@@ -100,7 +100,7 @@ def moved_by_tables(
     new = jnp.ones(number.shape, quantiles.dtype) if new_weight is None else new_weight.astype(quantiles.dtype)
     levels = jnp.asarray(confidence_levels, quantiles.dtype)
     of_level = lambda table, c: tables.reaching(table, number, jnp.full_like(new, c), new, jnp.zeros_like(new))
-    margins = jax.vmap(of_level, out_axes=1)(of_levels, levels)
+    margins = jax.vmap(of_level, out_axes=1)(level_tables, levels)
     count = jnp.isfinite(margins).sum(1)  # if the margin of a level is finite, the margins of lower levels are
     last = jnp.take_along_axis(margins, jnp.maximum(count - 1, 0)[:, None], axis=1)
     margins = jnp.where(jnp.isfinite(margins), margins, jnp.where(count[:, None] > 0, last, 0))

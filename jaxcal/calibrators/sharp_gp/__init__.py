@@ -481,19 +481,19 @@ def _calibrated(
 ) -> tuple[gp.Posterior, Float[JaxArray, " k"], Float[JaxArray, " k"]]:
     """For every level the posterior under its lengthscales, beta (eq. 6), and the median variance of the rows.
 
-    See `widths.Problem` for the arguments.
+    See `widths.WidthData` for the arguments.
     """
     xp = namespace(log_lengthscales)
 
-    def condition(of_level):
-        (log_lengthscale,) = of_level
+    def condition(pair):
+        (log_lengthscale,) = pair
         posterior = known.posterior(log_lengthscale)
         if at is None:
             return posterior, known.leave_one_out(log_lengthscale, posterior).variance
         return posterior, conditioning.variance(log_lengthscale, posterior, known.points, known.noise_ratio, at)
 
-    def calibrate(of_level):
-        variance, level = of_level
+    def calibrate(pair):
+        variance, level = pair
         # beta = the quantile of e / sigma at this level
         return linear_quantile(xp.sort(errors / xp.sqrt(variance)), level)
 
@@ -507,11 +507,11 @@ def _predict(sharp: SharpGP, x: Float[JaxArray, "n d"], mean: Float[JaxArray, " 
     """The quantiles of the rows at the levels of the grid."""
     xp = namespace(x, mean)
     with threads_for(sharp.points.shape[-2]):
-        of_rows = _curves(sharp, sharp.x_scaler(x))
+        curves_of_rows = _curves(sharp, sharp.x_scaler(x))
     scores = linear_quantile(sharp.scores, np.asarray(sharp.grid, sharp.scores.dtype))
-    errors = curves.errors(of_rows, scores, widths.num_below(sharp.levels))
+    errors = curves.errors(curves_of_rows, scores, widths.num_below(sharp.levels))
     # A score is rounded in units of a piece of the curve, and no piece is longer than the whole curve.
-    pieces = xp.abs(scores)[None] * (of_rows[:, -1] - of_rows[:, 0])[:, None]
+    pieces = xp.abs(scores)[None] * (curves_of_rows[:, -1] - curves_of_rows[:, 0])[:, None]
     side = xp.broadcast_to(np.where(np.array(sharp.grid) < 0.5, -1, 1), errors.shape)
     mean = xp.broadcast_to(mean[:, None], errors.shape)
     # The running maximum keeps quantiles from crossing after rounding.
@@ -521,8 +521,8 @@ def _predict(sharp: SharpGP, x: Float[JaxArray, "n d"], mean: Float[JaxArray, " 
 def _curves(sharp: SharpGP, x: Float[JaxArray, "n d"]) -> Float[JaxArray, "n c"]:
     """The rows' quantiles of the error."""
 
-    def sigma(of_level):
-        log_lengthscale, posterior = of_level
+    def sigma(pair):
+        log_lengthscale, posterior = pair
         variance = conditioning.variance(log_lengthscale, posterior, sharp.points, sharp.noise_ratio, x)
         return namespace(variance).sqrt(variance)
 

@@ -144,15 +144,15 @@ class WidthData(NamedTuple):
         if cross is None:
             variance, pullback = leave_one_out_variance_and_pullback(gram)
             value, slope = log_width_and_slope(variance, self.errors, level)
-            by_gram, gradient = pullback(slope), 0
+            grad_gram, gradient = pullback(slope), 0
         else:
             explained, pullback = explained_variance_and_pullback(gram, cross)
             value, slope = log_width_and_slope(1 + self.noise_ratio - explained, self.errors, level)
-            by_gram, by_cross = pullback(-slope)
-            gradient = weighted_squares(self.x, self.at, scale, -by_cross * cross)
+            grad_gram, grad_cross = pullback(-slope)
+            gradient = weighted_squares(self.x, self.at, scale, -grad_cross * cross)
         # The diagonal of the Gram matrix depends on no lengthscale.
-        of_pairs = with_diagonal(-by_gram * gram, 0)
-        gradient = gradient + weighted_squares(self.x, self.x, scale, of_pairs)
+        pair_weights = with_diagonal(-grad_gram * gram, 0)
+        gradient = gradient + weighted_squares(self.x, self.x, scale, pair_weights)
         return value, xp.where(bounded == log_scale, gradient, 0)
 
     def _covariances(self, exponents: "_OfPairs") -> "_OfPairs":

@@ -84,7 +84,7 @@ class Exact(Inference):
         return models.exact_jitter(step, dtype)
 
     @property
-    def by_parts(self) -> bool:
+    def is_host_driven(self) -> bool:
         """True except with Adam: `gp.host` and `gp.device` have the fits."""
         return self.by_newton
 
@@ -103,12 +103,12 @@ class Exact(Inference):
         """The model of the greatest evidence near this one, by Newton's steps."""
         return exact_search(replace(self, ard=False), models.alone(model), data, jitter)
 
-    def conclude(self, found: SearchResult, data: Data, jitter: Float[AnyArray, ""]) -> Process:
+    def conclude(self, optimum: SearchResult, data: Data, jitter: Float[AnyArray, ""]) -> Process:
         """The process after data at the hyperparameters found."""
-        if not is_known(found, data) or found.model.student_t is not None:
-            return super().conclude(found, data, jitter)
+        if not is_known(optimum, data) or optimum.model.student_t is not None:
+            return super().conclude(optimum, data, jitter)
         by = host if namespace(data.targets) is np else device
-        return by.concluded(found, data, jitter)
+        return by.concluded(optimum, data, jitter)
 
     def problem(self, model: Model, data: Data, jitter: Float[AnyArray, ""], kept: None) -> MinimizationProblem:
         """The negative evidence."""

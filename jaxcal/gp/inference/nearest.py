@@ -96,7 +96,7 @@ class Nearest(Inference):
         return replace(self, tolerance=1.0) if self.tolerance is None else self
 
     @property
-    def by_parts(self) -> bool:
+    def is_host_driven(self) -> bool:
         """True: `gp.nearest_host` computes in NumPy, and small programs compute the rest."""
         return True
 
@@ -135,9 +135,9 @@ class Nearest(Inference):
         return in_numpy(loss) if is_known(data) else loss
 
     @part
-    def conclude(self, found: SearchResult, data: Data, jitter: Float[AnyArray, ""]) -> Process:
+    def conclude(self, optimum: SearchResult, data: Data, jitter: Float[AnyArray, ""]) -> Process:
         """The process given the nearest rows; its result is NOT_FINITE if it makes no sense."""
-        model, xp, rows = found.model, namespace(data.targets), scattered(data.points)[:_ASKED]
+        model, xp, rows = optimum.model, namespace(data.targets), scattered(data.points)[:_ASKED]
         posterior = NearestRows.of(model, data, jitter, self.neighbors)
         few = posterior.factorized_together(data.points)
         others = leave_one_out(model.kernel, posterior, data.points, rows)
@@ -153,10 +153,10 @@ class Nearest(Inference):
             noise_variance=posterior.scale * model.noise_variance(few),
             rounding_fraction=posterior.scale * model.rounding(few) / xp.median(others.variance),
             evidence=density,
-            iterations=found.steps,
-            result=xp.where(good, found.result, Result.NOT_FINITE).astype(np.int32),
+            iterations=optimum.steps,
+            result=xp.where(good, optimum.result, Result.NOT_FINITE).astype(np.int32),
             jitter=jitter,
-            failed_initial_values=found.failed_initial_values,
+            failed_initial_values=optimum.failed_initial_values,
             greatest_error=(xp.max(errors), rows[xp.argmax(errors)]),
             inference="nearest",
         )

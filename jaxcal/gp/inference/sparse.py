@@ -109,7 +109,7 @@ class Sparse(Inference):
         return isinstance(self.points, str) and self.points == "trained"
 
     @property
-    def by_parts(self) -> bool:
+    def is_host_driven(self) -> bool:
         """True on one device: `gp.bound_host` computes in NumPy, and small programs compute the rest."""
         return self.mesh is None
 

@@ -28,7 +28,7 @@ class GaussianNoise(Noise):
         GaussianNoise(variance=0.25)
     """
 
-    by_parts: ClassVar[bool] = True
+    is_host_driven: ClassVar[bool] = True
 
     variance: ArrayLike | None = None
 

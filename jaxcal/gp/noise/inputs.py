@@ -29,7 +29,7 @@ class InputNoise(Noise):
     `GaussianNoise`. It goes with `Exact` and `Sparse`.
     """
 
-    by_parts: ClassVar[bool] = True
+    is_host_driven: ClassVar[bool] = True
 
     @property
     def is_gaussian(self) -> bool:

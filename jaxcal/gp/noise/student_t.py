@@ -25,7 +25,7 @@ class StudentTNoise(Noise):
     `Exact` and `Sparse`.
     """
 
-    by_parts: ClassVar[bool] = True
+    is_host_driven: ClassVar[bool] = True
 
     @property
     def is_gaussian(self) -> bool:

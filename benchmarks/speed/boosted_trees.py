@@ -43,7 +43,7 @@ OPTIONS_OF_MANY = (
     {},
     {**BY_ERRORS},
     {**BY_ERRORS, "max_leaf_nodes": 63},
-    {**BY_ERRORS, "max_leaf_nodes": 63, "min_samples_leaf": 5},  # what is taken of up to 50,000 rows
+    {**BY_ERRORS, "max_leaf_nodes": 63, "min_samples_leaf": 5},  # what is taken of up to 15,000 rows
     {**BY_ERRORS, "max_leaf_nodes": 127, "min_samples_leaf": 5, "learning_rate": 0.1},  # of more
 )
 PACKAGES = ("boosted_trees", "extra_trees", "catboost", "lightgbm", "xgboost")

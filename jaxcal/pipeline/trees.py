@@ -21,7 +21,7 @@ Weights = Float[AnyArray, " n"] | None
 # sets: `benchmarks/results/boosted_trees.txt`.
 _FEW_ROWS = 5_000
 # For more rows, trees are larger, and there are fewer of them.
-_MANY_ROWS = 50_000
+_MANY_ROWS = 15_000
 # The largest number of trees, and about the number of rows on which all trees together are grown, at most.
 _MOST_TREES, _MOST_ROWS = 3_000, 200_000_000
 

@@ -375,7 +375,7 @@ def test_a_pipeline_names_a_column_of_dates_as_well():
 @pytest.mark.parametrize(
     "options",
     [{"method": "folds"}, {"method": "split"}, {"method": "cv+"}, {"recalibrate": jc.conformal.fit}],
-    ids=str,
+    ids=["folds", "split", "cv+", "conformal"],
 )
 def test_a_pipeline_of_64_bits_is_told_where_jax_has_32(options):
     with jax.enable_x64(False):

@@ -47,7 +47,7 @@ def of_groups(fit, **options):
 
 def sharp_gp(x, base, y):
     """At one place, where all rows have one width, and equal errors equal scores."""
-    options = {"x_train": X[:30], "y_train": X[:30, 0], "kernel": jc.sharp_gp.Kernel(0.5, 0.1)}
+    options = {"x_train": X[:30], "y_train": X[:30, 0], "kernel": jc.sharp_gp.KernelAndNoise(0.5, 0.1)}
     fitted = jc.sharp_gp.fit(0 * x, base, y, **options)
     return lambda x, base: fitted(0 * x, base)
 

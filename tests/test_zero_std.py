@@ -148,7 +148,7 @@ CALIBRATORS = {
     "accrue": partial(jc.accrue.fit, key=KEY, restarts=2),
     "neural_quantiles": partial(jc.neural_quantiles.fit, key=KEY, max_epochs=2, pretraining_epochs=2),
     "conditional_conformal": partial(jc.conditional_conformal.fit, score="absolute", confidence_levels=(0.8,)),
-    "sharp_gp": partial(jc.sharp_gp.fit, x_train=X, y_train=Y, kernel=jc.sharp_gp.Kernel(0.5, 0.1)),
+    "sharp_gp": partial(jc.sharp_gp.fit, x_train=X, y_train=Y, kernel=jc.sharp_gp.KernelAndNoise(0.5, 0.1)),
 }
 GUARANTEED = ("conformal", "absolute", "quantile", "crude", "conditional_conformal", "sharp_gp")
 

@@ -85,7 +85,7 @@ OPTIONS = {
     "kmeans": [{"key": KEY, "num_clusters": 2}],
     "neural_quantiles": [{"key": KEY, "max_epochs": 5, "pretraining_epochs": 50}],
     "rio": [{}],
-    "sharp_gp": [{"x_train": X[::3], "y_train": SCALE[::3], "kernel": jc.sharp_gp.Kernel(1.0, 0.1)}],
+    "sharp_gp": [{"x_train": X[::3], "y_train": SCALE[::3], "kernel": jc.sharp_gp.KernelAndNoise(1.0, 0.1)}],
 }
 
 

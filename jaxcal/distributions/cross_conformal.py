@@ -13,10 +13,12 @@ from jax import lax
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from jaxcal import _checks, _programs
-from jaxcal.distributions._base import Distribution, as_parameter, as_table, match, of_targets
+from jaxcal._numpy import AnyArray, namespace, numpy_or_jit
+from jaxcal.distributions._base import Distribution, as_parameter, as_table, match, numpy_knows, of_targets
 from jaxcal.distributions._reach import Reach
 from jaxcal.distributions._rows import Values
 from jaxcal.functional import linalg, quantiles, rounding, scores
+from jaxcal.functional._loops import over_leading_axis
 
 # The largest number of centers that memory holds at once.
 _CENTERS_AT_ONCE = 2**22
@@ -86,13 +88,17 @@ class CrossConformal(Distribution):
         return Reach.of_rows(self.errors.shape[-1], central=True)
 
     @property
-    @_programs.jit
+    def _in_numpy(self) -> bool:
+        return self.predictions.ndim == 2
+
+    @property
+    @numpy_or_jit(when=numpy_knows)
     def mean(self) -> Float[Array, "*n"]:
         """The mean of the centers."""
         return _dot(self.predictions, self.weights.mean(-1)[..., None])[..., 0]
 
     @property
-    @_programs.jit
+    @numpy_or_jit(when=numpy_knows)
     def std(self) -> Float[Array, "*n"]:
         """The std of the table."""
 
@@ -100,7 +106,7 @@ class CrossConformal(Distribution):
             deviations = row.centers - row.centers.mean()
             unit = linalg.scale_of(deviations, row.widths)
             # The mean of (d +- w)^2 over both signs is d^2 + w^2.
-            return unit * linalg.sqrt(jnp.mean((deviations / unit) ** 2 + (row.widths / unit) ** 2))
+            return unit * linalg.sqrt(((deviations / unit) ** 2 + (row.widths / unit) ** 2).mean())
 
         return self._each_row(std)
 
@@ -109,22 +115,23 @@ class CrossConformal(Distribution):
         """The fraction of the table's values that are at most y, up to rounding."""
 
         def fraction(row: _Row, y: Array) -> Array:
-            infinite = jnp.isinf(row.margins)
-            upper = jnp.where(infinite, jnp.inf, row.centers + row.widths - row.margins)
-            table = jnp.concatenate([row.centers - row.widths - row.margins, upper])
-            return jnp.mean(table <= y, dtype=y.dtype)
+            xp = namespace(row.margins)
+            upper = xp.where(xp.isinf(row.margins), np.inf, row.centers + row.widths - row.margins)
+            table = xp.concatenate([row.centers - row.widths - row.margins, upper])
+            return xp.mean(table <= y, dtype=y.dtype)
 
         return self._each_row(fraction, match(y, self.mean))
 
     @of_targets
     def log_prob(self, y: Values) -> Float[Array, "*n"]:
         """-inf everywhere, because a distribution of atoms has no density."""
-        return jnp.full_like(match(y, self.mean), -jnp.inf)
+        rows = match(y, self.mean)
+        return namespace(rows).full_like(rows, -np.inf)
 
     @of_targets
     def crps(self, y: Values) -> Float[Array, "*n"]:
         """`functional.scores.empirical_crps` of the table."""
-        crps = lambda row, y: scores.empirical_crps(y, jnp.sort(row.table))
+        crps = lambda row, y: scores.empirical_crps(y, namespace(row.centers).sort(row.table))
         return self._each_row(crps, match(y, self.mean))
 
     def interval(self, confidence_level: ArrayLike) -> tuple[Float[Array, "*n"], Float[Array, "*n"]]:
@@ -149,17 +156,17 @@ class CrossConformal(Distribution):
         values = self._each_row(lambda row, index: row.table[index], drawn)
         return jnp.moveaxis(values, -1, 0).reshape(shape + rows)
 
-    @_programs.jit
+    @numpy_or_jit(when=numpy_knows)
     def _both(self, levels: Float[Array, " 2"]) -> tuple[Float[Array, "*n"], Float[Array, "*n"]]:
         """The quantiles at two levels. A row is sorted once for both."""
         ends = self._quantiles(levels)
         return ends[..., 0], ends[..., 1]
 
-    @_programs.jit
+    @numpy_or_jit(when=numpy_knows)
     def _quantiles(self, levels: Float[Array, "..."]) -> Float[Array, "..."]:
         return self._each_row(lambda row: row.quantile(levels))
 
-    @_programs.jit
+    @numpy_or_jit(when=numpy_knows)
     def quantile(self, p: Float[Array, "*n"]) -> Float[Array, "*n"]:
         """The quantile of the jackknife+, rounded away from the median."""
         return self._each_row(lambda row, p: row.quantile(p), p)
@@ -168,18 +175,21 @@ class CrossConformal(Distribution):
         """Apply a function of a row's table and of its values to every row."""
         if self.predictions.ndim > 2:  # there are leading axes, of runs
             return jax.vmap(lambda run, *values: run._each_row(function, *values))(self, *values)
+        xp = namespace(self.predictions)
         # An average of m values is rounded m - 1 times, in another order than in the computation of the errors.
-        roundings = (jnp.count_nonzero(self.weights, axis=0) + 3).astype(self.weights.dtype) / 4
+        roundings = ((self.weights != 0).sum(axis=0) + 3).astype(self.weights.dtype) / 4
 
         def row(inputs: tuple[Array, Array | None, tuple[Array, ...]]) -> Array:
             predictions, stds, values = inputs
             centers = _dot(predictions, self.weights)
-            scales = jnp.ones_like(centers) if stds is None else _dot(stds, self.weights)
+            scales = xp.ones_like(centers) if stds is None else _dot(stds, self.weights)
             widths = linalg.finite_part(self.errors) * scales
-            margins = rounding.tolerance(roundings * jnp.abs(predictions).max(), roundings * widths)
-            margins = jnp.where(jnp.isinf(self.errors), jnp.inf, margins)
+            margins = rounding.tolerance(roundings * xp.abs(predictions).max(), roundings * widths)
+            margins = xp.where(xp.isinf(self.errors), np.inf, margins)
             return function(_Row(centers, widths, margins), *values)
 
+        if xp is np:
+            return over_leading_axis(row, (self.predictions, self.stds, values))
         at_once = max(1, _CENTERS_AT_ONCE // self.errors.shape[0])
         return lax.map(row, (self.predictions, self.stds, values), batch_size=at_once)
 
@@ -200,16 +210,16 @@ class _Row(NamedTuple):
     @property
     def table(self) -> Float[Array, " m"]:
         """The values that are equally likely, in any order."""
-        return jnp.concatenate([self.centers - self.widths, self.centers + self.widths])
+        return namespace(self.centers).concatenate([self.centers - self.widths, self.centers + self.widths])
 
     def quantile(self, p: Float[Array, "*k"]) -> Float[Array, "*k"]:
         """The quantile of the jackknife+, rounded away from the median."""
         return quantiles.jackknife_plus_quantile(self.centers, self.widths + self.margins, p)
 
 
-def _dot(a: Float[Array, "..."], b: Float[Array, "..."]) -> Float[Array, "..."]:
+def _dot(a: Float[AnyArray, "..."], b: Float[AnyArray, "..."]) -> Float[AnyArray, "..."]:
     """The product of matrices in the full precision of their dtype. By default a GPU uses a lower precision."""
-    return jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
+    return a @ b if namespace(a, b) is np else jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
 
 
 def _check_sums(name: str, weights: Float[Array, "k l"]) -> None:

@@ -164,10 +164,10 @@ def randomized_quantile(
     return _entry(table, below + (jnp.asarray(tau) < position - below))
 
 
-@jax.jit
+@numpy_or_jit
 def jackknife_plus_quantile(
-    centers: Float[ArrayLike, " l"], widths: Float[ArrayLike, " l"], p: Real[ArrayLike, "*k"]
-) -> Float[Array, "*k"]:
+    centers: Float[AnyArray, " l"], widths: Float[AnyArray, " l"], p: Real[ArrayLike, "*k"]
+) -> Float[AnyArray, "*k"]:
     """The quantile at level p of one prediction, with the central intervals of the jackknife+ and of CV+.
 
     Calibration row i has an error R_i of the model that was fitted without it. The centers c_i are the predictions of
@@ -196,14 +196,14 @@ def jackknife_plus_quantile(
         >>> print(jackknife_plus_quantile(centers, widths, jnp.array([0.2, 0.5, 0.8])))
         [-2.   0.5  4. ]
     """
-    centers, widths, p = jnp.asarray(centers), jnp.asarray(widths), _checks.as_floats("p", p)
-    level, last = jnp.abs(2 * p - 1), centers.shape[0] - 1
-    ordered = jnp.sort(centers)
+    xp, p = namespace(centers, widths), _checks.as_floats("p", p)
+    level, last = abs(2 * p - 1), centers.shape[0] - 1
+    ordered = xp.sort(centers)
     median = (ordered[last // 2] + ordered[(last + 1) // 2]) / 2
     # At level 0 the conformal quantile is -inf.
-    above = jnp.maximum(empirical_quantile(jnp.sort(centers + widths), level, "conformal"), median)
-    below = jnp.minimum(-empirical_quantile(jnp.sort(widths - centers), level, "conformal"), median)
-    return jnp.where(p < 0.5, below, above)
+    above = xp.maximum(empirical_quantile(xp.sort(centers + widths), level, "conformal"), median)
+    below = xp.minimum(-empirical_quantile(xp.sort(widths - centers), level, "conformal"), median)
+    return xp.where(p < 0.5, below, above)
 
 
 def smallest_table(p: float | np.floating) -> int:

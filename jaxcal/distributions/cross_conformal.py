@@ -93,16 +93,16 @@ class CrossConformal(Distribution):
 
     @property
     @numpy_or_jit(when=numpy_knows)
-    def mean(self) -> Float[Array, "*n"]:
+    def mean(self) -> Float[AnyArray, "*n"]:
         """The mean of the centers."""
         return _dot(self.predictions, self.weights.mean(-1)[..., None])[..., 0]
 
     @property
     @numpy_or_jit(when=numpy_knows)
-    def std(self) -> Float[Array, "*n"]:
+    def std(self) -> Float[AnyArray, "*n"]:
         """The std of the table."""
 
-        def std(row: _Row) -> Array:
+        def std(row: _Row) -> AnyArray:
             deviations = row.centers - row.centers.mean()
             unit = linalg.scale_of(deviations, row.widths)
             # The mean of (d +- w)^2 over both signs is d^2 + w^2.
@@ -111,10 +111,10 @@ class CrossConformal(Distribution):
         return self._each_row(std)
 
     @of_targets
-    def cdf(self, y: Values) -> Float[Array, "*n"]:
+    def cdf(self, y: Values) -> Float[AnyArray, "*n"]:
         """The fraction of the table's values that are at most y, up to rounding."""
 
-        def fraction(row: _Row, y: Array) -> Array:
+        def fraction(row: _Row, y: AnyArray) -> AnyArray:
             xp = namespace(row.margins)
             upper = xp.where(xp.isinf(row.margins), np.inf, row.centers + row.widths - row.margins)
             table = xp.concatenate([row.centers - row.widths - row.margins, upper])
@@ -123,18 +123,18 @@ class CrossConformal(Distribution):
         return self._each_row(fraction, match(y, self.mean))
 
     @of_targets
-    def log_prob(self, y: Values) -> Float[Array, "*n"]:
+    def log_prob(self, y: Values) -> Float[AnyArray, "*n"]:
         """-inf everywhere, because a distribution of atoms has no density."""
         rows = match(y, self.mean)
         return namespace(rows).full_like(rows, -np.inf)
 
     @of_targets
-    def crps(self, y: Values) -> Float[Array, "*n"]:
+    def crps(self, y: Values) -> Float[AnyArray, "*n"]:
         """`functional.scores.empirical_crps` of the table."""
         crps = lambda row, y: scores.empirical_crps(y, namespace(row.centers).sort(row.table))
         return self._each_row(crps, match(y, self.mean))
 
-    def interval(self, confidence_level: ArrayLike) -> tuple[Float[Array, "*n"], Float[Array, "*n"]]:
+    def interval(self, confidence_level: ArrayLike) -> tuple[Float[AnyArray, "*n"], Float[AnyArray, "*n"]]:
         """The ends (lower, upper) of the central interval, which has the coverage of `guarantee`.
 
         The ends are the quantiles at (1 -+ confidence_level) / 2. Let a = 1 - confidence_level. The lower end is the
@@ -148,7 +148,7 @@ class CrossConformal(Distribution):
         return ends
 
     @_programs.jit
-    def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
+    def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[AnyArray, "..."]:
         """Values drawn from the table."""
         _checks.check_key(key)
         rows = self.mean.shape
@@ -157,21 +157,21 @@ class CrossConformal(Distribution):
         return jnp.moveaxis(values, -1, 0).reshape(shape + rows)
 
     @numpy_or_jit(when=numpy_knows)
-    def _both(self, levels: Float[Array, " 2"]) -> tuple[Float[Array, "*n"], Float[Array, "*n"]]:
+    def _both(self, levels: Float[AnyArray, " 2"]) -> tuple[Float[AnyArray, "*n"], Float[AnyArray, "*n"]]:
         """The quantiles at two levels. A row is sorted once for both."""
         ends = self._quantiles(levels)
         return ends[..., 0], ends[..., 1]
 
     @numpy_or_jit(when=numpy_knows)
-    def _quantiles(self, levels: Float[Array, "..."]) -> Float[Array, "..."]:
+    def _quantiles(self, levels: Float[AnyArray, "..."]) -> Float[AnyArray, "..."]:
         return self._each_row(lambda row: row.quantile(levels))
 
     @numpy_or_jit(when=numpy_knows)
-    def quantile(self, p: Float[Array, "*n"]) -> Float[Array, "*n"]:
+    def quantile(self, p: Float[AnyArray, "*n"]) -> Float[AnyArray, "*n"]:
         """The quantile of the jackknife+, rounded away from the median."""
         return self._each_row(lambda row, p: row.quantile(p), p)
 
-    def _each_row(self, function: Callable[..., Array], *values: Array) -> Array:
+    def _each_row(self, function: Callable[..., AnyArray], *values: AnyArray) -> AnyArray:
         """Apply a function of a row's table and of its values to every row."""
         if self.predictions.ndim > 2:  # there are leading axes, of runs
             return jax.vmap(lambda run, *values: run._each_row(function, *values))(self, *values)
@@ -179,7 +179,7 @@ class CrossConformal(Distribution):
         # An average of m values is rounded m - 1 times, in another order than in the computation of the errors.
         roundings = ((self.weights != 0).sum(axis=0) + 3).astype(self.weights.dtype) / 4
 
-        def row(inputs: tuple[Array, Array | None, tuple[Array, ...]]) -> Array:
+        def row(inputs: tuple[AnyArray, AnyArray | None, tuple[AnyArray, ...]]) -> AnyArray:
             predictions, stds, values = inputs
             centers = _dot(predictions, self.weights)
             scales = xp.ones_like(centers) if stds is None else _dot(stds, self.weights)
@@ -203,16 +203,16 @@ class _Row(NamedTuple):
         margins: the largest rounding error of a center plus a width [L]; infinite where an error is infinite.
     """
 
-    centers: Float[Array, " l"]
-    widths: Float[Array, " l"]
-    margins: Float[Array, " l"]
+    centers: Float[AnyArray, " l"]
+    widths: Float[AnyArray, " l"]
+    margins: Float[AnyArray, " l"]
 
     @property
-    def table(self) -> Float[Array, " m"]:
+    def table(self) -> Float[AnyArray, " m"]:
         """The values that are equally likely, in any order."""
         return namespace(self.centers).concatenate([self.centers - self.widths, self.centers + self.widths])
 
-    def quantile(self, p: Float[Array, "*k"]) -> Float[Array, "*k"]:
+    def quantile(self, p: Float[AnyArray, "*k"]) -> Float[AnyArray, "*k"]:
         """The quantile of the jackknife+, rounded away from the median."""
         return quantiles.jackknife_plus_quantile(self.centers, self.widths + self.margins, p)
 
@@ -222,7 +222,7 @@ def _dot(a: Float[AnyArray, "..."], b: Float[AnyArray, "..."]) -> Float[AnyArray
     return a @ b if namespace(a, b) is np else jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
 
 
-def _check_sums(name: str, weights: Float[Array, "k l"]) -> None:
+def _check_sums(name: str, weights: Float[AnyArray, "k l"]) -> None:
     """Raise ValueError unless known weights sum to 1 in every column."""
     if _checks.is_traced(weights):
         return

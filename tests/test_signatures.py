@@ -7,7 +7,8 @@ import typing
 
 import pytest
 
-from jaxcal import calibrators, predictors
+from jaxcal import calibrators, pipeline, predictors
+from jaxcal.pipeline import chain, cross_conformal
 
 pytestmark = pytest.mark.any_precision
 
@@ -17,6 +18,7 @@ MODULES = [
     for found in pkgutil.iter_modules(package.__path__)
     if not found.name.startswith("_")
 ]
+MODULES += [pipeline, chain, cross_conformal]
 MOST_ARGUMENTS, MOST_CHARACTERS = 12, 400
 
 fits = pytest.mark.parametrize("fit", [pytest.param(module.fit, id=module.__name__) for module in MODULES])

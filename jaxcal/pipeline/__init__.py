@@ -59,19 +59,19 @@ _OF_TRACERS = (
 
 
 def fit(
-    x: Table,
-    y: Series,
+    x: "Table",
+    y: "Series",
     *,
     predictor: Any = None,
-    calibrators: Sequence[Callable] = (),
-    recalibrate: Callable | str | None = "auto",
-    method: str | Method = "auto",
-    weights: ArrayLike | None = None,
-    by: Series | str | Callable | None = None,
-    categorical: Categorical = (),
+    calibrators: "Sequence[Callable]" = (),
+    recalibrate: "Callable | str | None" = "auto",
+    method: "str | Method" = "auto",
+    weights: "ArrayLike | None" = None,
+    by: "Series | str | Callable | None" = None,
+    categorical: "Categorical" = (),
     time_limit: float | None = None,
-    key: PRNGKeyArray,
-) -> Pipeline:
+    key: "PRNGKeyArray",
+) -> "Pipeline":
     """Fit a model, calibrators of its predictions, and a last step that makes the intervals hold for new data points.
 
     `method` decides which errors the last step is fitted to. Every method takes groups of rows that stay together,

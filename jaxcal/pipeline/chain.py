@@ -30,16 +30,16 @@ from jaxcal.pipeline.steps import (
 
 
 def fit(
-    x: Table | None,
-    base: Distribution,
-    y: Series,
+    x: "Table | None",
+    base: "Distribution",
+    y: "Series",
     *,
-    calibrators: Sequence[Callable],
+    calibrators: "Sequence[Callable]",
     folds: int | None = None,
-    groups: ArrayLike | None = None,
-    by: Series | None = None,
-    categorical: Categorical = (),
-    key: PRNGKeyArray,
+    groups: "ArrayLike | None" = None,
+    by: "Series | None" = None,
+    categorical: "Categorical" = (),
+    key: "PRNGKeyArray",
 ) -> "Chain":
     """Fit calibrators of existing predictions: each calibrator corrects the predictions of the calibrators before it.
 

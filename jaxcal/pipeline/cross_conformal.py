@@ -42,14 +42,14 @@ Moments = tuple[Float[Array, "n k"], Float[Array, "n k"] | None]
 
 
 def fit(
-    fit_model: Callable,
-    x: Table,
-    y: Series,
+    fit_model: "Callable",
+    x: "Table",
+    y: "Series",
     *,
-    key: PRNGKeyArray,
-    categorical: Categorical = (),
+    key: "PRNGKeyArray",
+    categorical: "Categorical" = (),
     folds: int = 10,
-    groups: ArrayLike | None = None,
+    groups: "ArrayLike | None" = None,
     score: str | None = None,
 ) -> "JackknifePlus":
     """Fit a model without each fold, and keep these models: CV+, or the jackknife+ if every row is a fold.
@@ -135,12 +135,12 @@ def of_folds(
 
 
 def fit_bootstrap(
-    fit_model: Callable,
-    x: Table,
-    y: Series,
+    fit_model: "Callable",
+    x: "Table",
+    y: "Series",
     *,
-    key: PRNGKeyArray,
-    categorical: Categorical = (),
+    key: "PRNGKeyArray",
+    categorical: "Categorical" = (),
     num_models: int = 50,
     score: str | None = None,
 ) -> "JackknifePlus":

@@ -19,8 +19,8 @@ _CORRECT = "Correct them, or omit --std."
 # A message of the library, and the words in its place; the number `row` becomes a row of the file.
 _RULES = (
     # Of these the fit to all rows says the same, with a number that is a row's.
-    (r"^in a fit .* counts its rows anew: (row \d+ lies|min_leaf).*", ""),
-    (r"(in a fit .*), which counts its rows anew:", "{0}:"),
+    (r"^in (?:a|the) fit .* numbered anew: (row \d+ lies|min_leaf).*", ""),
+    (r"(in (?:a|the) fit .*), (?:whose rows|which) are numbered anew:", "{0}:"),
     (r"\brow (?P<row>\d+) lies (.*)\. noise=.*", "{row} lies {1}."),
     (
         r"min_leaf='auto' splits (.*)\. Give a min_leaf.*",
@@ -52,7 +52,7 @@ _RULES = (
         "the group {0} had no rows in the fit; there are {1}. Fit to rows of it, too, or give it one of these labels.",
     ),
     (
-        r"the \d+ training rows of a fold have one target alone, (.+): give other folds\..*",
+        r"the \d+ training rows of a fold all have the target (.+): give other folds\..*",
         "the target is {0} in all rows that a part of the fit has. Give more rows, or other targets.",
     ),
     (r"\b[xy] has (\d+) rows; at least", "there are {0} rows to fit to; at least"),

@@ -280,13 +280,17 @@ def columns_of(x: Table, categorical: Categorical) -> Categorical:
 
     For an array without missing values these are the categorical columns.
     """
-    has_missing = not is_frame(x) and np.asarray(x).dtype.kind == "f" and bool(np.isnan(x).any())
+    has_missing = not (is_frame(x) or _checks.is_traced(x)) and _has_nan(np.asarray(x))
     if not (is_frame(x) or has_missing):
         return categorical
     try:
         return Columns.of(x, categorical, missing=has_missing)
     except ValueError:  # a fit that needs the columns raises it again
         return categorical
+
+
+def _has_nan(array: np.ndarray) -> bool:
+    return array.dtype.kind == "f" and bool(np.isnan(array).any())
 
 
 def with_columns(fit: Callable, columns: Categorical) -> Callable:

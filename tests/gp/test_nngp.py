@@ -119,7 +119,7 @@ def relu_gram(x, weight, bias, depth=2):
 def test_initial_values_of_the_preset_are_the_grid_of_the_paper(data):
     x, y = map(jnp.asarray, data)
     unscaled = Standardizer.identity(y)
-    rows, given = Data(Standardizer.of(x)(x), unscaled(y)), gaussian_process.Given(None, None)
+    rows, given = Data(Standardizer.of(x)(x), unscaled(y)), gaussian_process.GivenParts(None, None)
     starts = gaussian_process._initial_models(given, unscaled, "nngp", rows)
     is_kernel = lambda node: isinstance(node, NNGP)
     (kernel,) = filter(is_kernel, jax.tree.leaves(starts, is_leaf=is_kernel))

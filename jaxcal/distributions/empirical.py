@@ -338,7 +338,7 @@ def _reach_of_groups(
     # W / (W + w), with the weight W of the group and the weight w of the new row.
     share = total / (total + (1 if new_weight is None else new_weight))
     highest = (1 + share) / 2 if central else share
-    return Reach(1 - highest, highest, "the quantile is infinite", (end - start) // sides)
+    return Reach(1 - highest, highest, "the quantile is infinite", (end - start) // sides, central)
 
 
 def _as_sorted(z: Values, loc: Float[Array, "*n"], rule: str) -> Float[Array, "*n_l"]:

@@ -390,3 +390,11 @@ def test_labels_by_bins_of_a_column_and_of_the_predicted_std():
     assert np.unique(np.asarray(halves(None, base).icdf(0.9) - base.mean) / np.asarray(base.std)).size >= 2
     with pytest.raises(ValueError, match="column must be one of 0 to 1; got 2"):
         ColumnBins.of(x, column=2)
+
+
+@pytest.mark.parametrize(("score", "needed"), [("absolute", 9), ("signed", 19)])
+def test_a_small_group_says_how_many_rows_it_needs(score, needed):
+    x, base, y, _ = rows_of(60, 0)
+    fitted = conformal.fit(x, base, y, score=score, by=np.where(np.arange(60) < 5, "few", "many"))
+    with pytest.warns(UserWarning, match=f"the smallest has 5, and {needed} of equal weight are needed"):
+        fitted(x[:2], base[:2], by=["few", "many"]).interval(0.9)

@@ -59,7 +59,10 @@ jax.grad(lambda shift: mean(shift).sum())(0.1)
 """
 ANALYST = (
     ("jaxcal --help", "--help"),
-    ("calibrate 824 rows without predictions", "calibrate FILE --target y --exclude y_hat --out predicted.csv --save MODEL"),
+    (
+        "calibrate 824 rows without predictions",
+        "calibrate FILE --target y --exclude y_hat --out predicted.csv --save MODEL",
+    ),
     ("apply to 206 rows", "apply MODEL NEW --out new.csv"),
     ("calibrate predictions that are there", "calibrate FILE --target y --prediction y_hat --out calibrated.csv"),
 )

@@ -335,6 +335,23 @@ def check_alone(clause: str, **others: object) -> None:
             raise ValueError(f"{clause}: it cannot go with {name}. Leave one of them out.")
 
 
+def options_of(name: str, value: Any, kind: type, called: str) -> dict[str, Any]:
+    """The fields of an object of options, or of the defaults if it is None.
+
+    Raises:
+        TypeError: if it is of another kind.
+
+    Example:
+        >>> import jaxcal as jc
+        >>> options_of("variance", {"search": "ard"}, jc.sharp_gp.Variance, "jc.sharp_gp.Variance")
+        Traceback (most recent call last):
+        TypeError: variance must be made by jc.sharp_gp.Variance(...); got a dict.
+    """
+    if value is not None and not isinstance(value, kind):
+        raise TypeError(f"{name} must be made by {called}(...); got a {type(value).__name__}.")
+    return dict(vars(kind() if value is None else value))
+
+
 def check_at_least(name: str, value: Any, minimum: int) -> None:
     """Raise ValueError unless a count is a whole number and at least `minimum`."""
     try:

@@ -174,7 +174,8 @@ def fit(
     leaf = paper_preset._replace(hidden=(4 * columns.num_columns, 2 * columns.num_columns), patience=25)
     settings = settle(fit, options, {None: presets.DEFAULT, "paper": leaf}, preset)
     _checks.check_at_least("num_members", num_members, 1)
-    search = Search.of(preset, len(y), columns.num_columns, min_leaf, **vars(splits or Splits()))
+    split_options = _checks.options_of("splits", splits, Splits, "jc.usnrt.Splits")
+    search = Search.of(preset, len(y), columns.num_columns, min_leaf, **split_options)
     scalers, problem = arranged(columns, table, y, log_tails=settings.log_tails)
     # The most leaves that there can be.
     num_leaves = num_members * max(len(y) // search.min_leaf, 1)

@@ -232,7 +232,8 @@ def fit(
     _, rows = _base.checked_rows(x, base, y, columns)
     x_train = columns(x_train)
     _checks.check_rows("x_train", x_train, 2)
-    setting = presets.settle(_PRESETS, preset, differentiable=differentiable, **vars(variance or Variance()))
+    variance_options = _checks.options_of("variance", variance, Variance, "jc.sharp_gp.Variance")
+    setting = presets.settle(_PRESETS, preset, differentiable=differentiable, **variance_options)
     setting = _checked_setting(setting, levels, rows.y.shape[0], x_train.shape[0])
     if y_train is None:
         if kernel is None or setting.fit_on == "training":

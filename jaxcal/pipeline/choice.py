@@ -187,6 +187,8 @@ class _Trial:
             if not self.begun:
                 self._begin_all()
             order = list(self.begun)
+            if not order:
+                raise OutOfTime
         scores = {k: self._first_scores(k) for k in order} if tells else {}
         known = {k: each for k, each in scores.items() if each is not None}
         kept, dropped, means = order, (), {}

@@ -340,8 +340,9 @@ def _choose_method(tables: _RowsToFitAndPredict, roles: Roles, options: _Options
     """
     method = options.method or (None if roles.weights is None else "split-conformal")
     if method is not None:
-        methods.check_options(methods.find(method), [name for name in ("by", "weights") if getattr(roles, name)])
-        if not methods.uses_inputs(methods.find(method)):
+        steps = methods.find(method)
+        methods.check_options(steps, [name for name in ("by", "weights") if getattr(roles, name)])
+        if not methods.uses_inputs(steps):
             console.say(f"{method} uses no features.")
             if options.features is not None:
                 console.complain("Warning", f"--features has no effect: {method} uses none.")
@@ -376,9 +377,9 @@ def _check_groups(
     if not len(unseen):
         return
     instead = (
-        f"Give {tables.source.file} rows of each group"
-        if not tables.are_one
-        else ("Give each group more rows, or try another --seed or a larger --calibration-fraction")
+        "Give each group more rows, or try another --seed or a larger --calibration-fraction"
+        if tables.are_one
+        else f"Give {tables.source.file} rows of each group"
     )
     number, groups = len(np.unique(unseen)), len(np.unique(labels))
     first = tables.table.row(int(np.argmax(labels == unseen[0])))

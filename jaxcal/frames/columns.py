@@ -352,11 +352,13 @@ def _found_in_array(x: ArrayLike, layout: Layout, chosen: tuple[int, ...], missi
     matrix = np.asarray(_checks.as_numbers("x", x))
     if not missing:
         _checks.check_finite("x", matrix)
-    of = {True: _found_in_labels, False: _found_in_numbers}
-    return [of[place in chosen](layout.called(place), column) for place, column in enumerate(matrix.T)]
+    return [
+        _found_in_labels(column) if place in chosen else _found_in_numbers(layout.called(place), column)
+        for place, column in enumerate(matrix.T)
+    ]
 
 
-def _found_in_labels(_: str, column: np.ndarray) -> _ColumnKind:
+def _found_in_labels(column: np.ndarray) -> _ColumnKind:
     labels, counts = np.unique(column, return_counts=True)
     return _ColumnKind(tuple(None if np.isnan(label) else label for label in labels.tolist()), int(counts.argmax()))
 

@@ -15,8 +15,6 @@ from jaxcal.frames.columns import Categorical
 from jaxcal.frames.layout import Table
 from jaxcal.pipeline.steps import OfNumbers
 
-# The weights of the rows; None means equal weights.
-Weights = Float[AnyArray, " n"] | None
 # For more rows, trees are grown on histograms, since exact splits take too long. The options were chosen on twelve data
 # sets: `benchmarks/results/boosted_trees.txt`.
 _FEW_ROWS = 5_000
@@ -26,9 +24,24 @@ _MANY_ROWS = 15_000
 _MOST_TREES, _MOST_ROWS = 3_000, 200_000_000
 
 
-def boosted_trees(
-    x: Table, y: Float[AnyArray, " n"], *, categorical: Categorical = (), sample_weight: Weights = None
-) -> Callable:
+def _fit_of(model: Callable[[int], Any]) -> Callable:
+    """The fit of a model that depends on the number of rows, under the model's name."""
+
+    def fit(
+        x: Table,
+        y: Float[AnyArray, " n"],
+        *,
+        categorical: Categorical = (),
+        sample_weight: Float[AnyArray, " n"] | None = None,
+    ) -> Callable:
+        return OfNumbers(model(len(y)))(x, y, categorical=categorical, sample_weight=sample_weight)
+
+    fit.__name__, fit.__qualname__, fit.__doc__ = model.__name__, model.__qualname__, model.__doc__
+    return fit
+
+
+@_fit_of
+def boosted_trees(num_rows: int) -> Any:
     """Gradient boosting with small steps, small leaves and random subsets of rows and columns (Friedman 2002).
 
     For more than 5,000 rows, trees are grown on histograms, and a tenth of the rows decides how many trees there are.
@@ -36,30 +49,21 @@ def boosted_trees(
     Raises:
         ImportError: if scikit-learn is missing.
     """
-    model = _of_few_rows() if len(y) <= _FEW_ROWS else _of_many_rows(len(y))
-    return OfNumbers(model)(x, y, categorical=categorical, sample_weight=sample_weight)
+    from sklearn.ensemble import GradientBoostingRegressor, HistGradientBoostingRegressor
 
-
-def _of_few_rows() -> Any:
-    from sklearn.ensemble import GradientBoostingRegressor
-
-    return GradientBoostingRegressor(
-        n_estimators=500,
-        learning_rate=0.05,
-        max_depth=6,
-        min_samples_leaf=2,
-        subsample=0.8,
-        max_features=0.7,
-        random_state=0,
-    )
-
-
-def _of_many_rows(number: int) -> Any:
-    from sklearn.ensemble import HistGradientBoostingRegressor
-
-    are_many = number > _MANY_ROWS
+    if num_rows <= _FEW_ROWS:
+        return GradientBoostingRegressor(
+            n_estimators=500,
+            learning_rate=0.05,
+            max_depth=6,
+            min_samples_leaf=2,
+            subsample=0.8,
+            max_features=0.7,
+            random_state=0,
+        )
+    are_many = num_rows > _MANY_ROWS
     return HistGradientBoostingRegressor(
-        max_iter=min(_MOST_TREES, _MOST_ROWS // number + 1),
+        max_iter=min(_MOST_TREES, _MOST_ROWS // num_rows + 1),
         learning_rate=0.1 if are_many else 0.05,
         max_leaf_nodes=127 if are_many else 63,
         min_samples_leaf=5,
@@ -70,9 +74,8 @@ def _of_many_rows(number: int) -> Any:
     )
 
 
-def extra_trees(
-    x: Table, y: Float[AnyArray, " n"], *, categorical: Categorical = (), sample_weight: Weights = None
-) -> Callable:
+@_fit_of
+def extra_trees(num_rows: int) -> Any:
     """Extremely randomized trees (Geurts, Ernst and Wehenkel 2006): 400 trees, or 100 for more than 5,000 rows.
 
     Raises:
@@ -80,15 +83,11 @@ def extra_trees(
     """
     from sklearn.ensemble import ExtraTreesRegressor
 
-    number = 400 if len(y) <= _FEW_ROWS else 100
-    return OfNumbers(ExtraTreesRegressor(number, random_state=0))(
-        x, y, categorical=categorical, sample_weight=sample_weight
-    )
+    return ExtraTreesRegressor(400 if num_rows <= _FEW_ROWS else 100, random_state=0)
 
 
-def catboost(
-    x: Table, y: Float[AnyArray, " n"], *, categorical: Categorical = (), sample_weight: Weights = None
-) -> Callable:
+@_fit_of
+def catboost(_: int) -> Any:
     """CatBoost with its defaults.
 
     Raises:
@@ -96,13 +95,11 @@ def catboost(
     """
     from catboost import CatBoostRegressor  # pyright: ignore[reportMissingImports]
 
-    model = CatBoostRegressor(random_seed=0, verbose=0, thread_count=1, allow_writing_files=False)
-    return OfNumbers(model)(x, y, categorical=categorical, sample_weight=sample_weight)
+    return CatBoostRegressor(random_seed=0, verbose=0, thread_count=1, allow_writing_files=False)
 
 
-def lightgbm(
-    x: Table, y: Float[AnyArray, " n"], *, categorical: Categorical = (), sample_weight: Weights = None
-) -> Callable:
+@_fit_of
+def lightgbm(_: int) -> Any:
     """LightGBM with small steps, small leaves and random subsets of rows and columns.
 
     Raises:
@@ -110,7 +107,7 @@ def lightgbm(
     """
     from lightgbm import LGBMRegressor  # pyright: ignore[reportMissingImports]
 
-    model = LGBMRegressor(
+    return LGBMRegressor(
         n_estimators=500,
         learning_rate=0.05,
         min_child_samples=5,
@@ -121,12 +118,10 @@ def lightgbm(
         n_jobs=1,
         verbose=-1,
     )
-    return OfNumbers(model)(x, y, categorical=categorical, sample_weight=sample_weight)
 
 
-def xgboost(
-    x: Table, y: Float[AnyArray, " n"], *, categorical: Categorical = (), sample_weight: Weights = None
-) -> Callable:
+@_fit_of
+def xgboost(_: int) -> Any:
     """XGBoost with small steps, small leaves and random subsets of rows and columns.
 
     Raises:
@@ -134,7 +129,7 @@ def xgboost(
     """
     from xgboost import XGBRegressor  # pyright: ignore[reportMissingImports]
 
-    model = XGBRegressor(
+    return XGBRegressor(
         n_estimators=500,
         learning_rate=0.05,
         min_child_weight=2,
@@ -143,15 +138,16 @@ def xgboost(
         random_state=0,
         n_jobs=1,
     )
-    return OfNumbers(model)(x, y, categorical=categorical, sample_weight=sample_weight)
 
 
-# The functions, by the names of their models.
-TREES = {function.__name__: function for function in (boosted_trees, catboost, lightgbm, xgboost, extra_trees)}
-# The package of each model, and the module of the package.
-_PACKAGES = {"catboost": ("catboost",) * 2, "lightgbm": ("lightgbm",) * 2, "xgboost": ("xgboost",) * 2}
-_OF_SKLEARN = ("scikit-learn", "sklearn")
-# The trees that are combined if no models are named. LightGBM and XGBoost add nothing to them.
+# The fits, by the names of their models.
+TREES = {fit.__name__: fit for fit in (boosted_trees, catboost, lightgbm, xgboost, extra_trees)}
+# The packages whose names differ from the models' names.
+_PACKAGES = {"boosted_trees": "scikit-learn", "extra_trees": "scikit-learn"}
+# The modules of the packages whose names differ from the packages' names.
+_MODULES = {"scikit-learn": "sklearn"}
+# The trees that are combined if no models are named. Beside them LightGBM and XGBoost change the error by less than
+# 0.5 %: `benchmarks/results/boosted_trees.txt`.
 _BY_DEFAULT = ("boosted_trees", "catboost", "extra_trees")
 
 
@@ -162,5 +158,5 @@ def by_default() -> list[str]:
 
 def missing(name: str) -> str | None:
     """The package that trees of this name need and that is missing; None if it is installed."""
-    package, module = _PACKAGES.get(name, _OF_SKLEARN)
-    return package if importlib.util.find_spec(module) is None else None
+    package = _PACKAGES.get(name, name)
+    return package if importlib.util.find_spec(_MODULES.get(package, package)) is None else None

@@ -301,9 +301,9 @@ class USNRT(eqx.Module):
         """A member's tree as text, a line for every node; the arguments are the arguments of `root`.
 
         A line gives the number of rows of a node, the std of its residuals, and |T| of its best split. The logarithm of
-        the corrected p-value follows. For a node that is split, the line also gives the std of the residuals on the
-        right over the std on the left, with its interval (`USNRT.trees`). For a leaf, it gives the root mean square of
-        its training residuals.
+        the corrected p-value follows. If the node is split, the line also gives a ratio with its interval
+        (`USNRT.trees`): the std of the residuals on the right over the std on the left. For a leaf, it gives the root
+        mean square of its training residuals.
         """
         return self.root(names, member=member).text()
 

@@ -53,8 +53,8 @@ def fit(
 
     A variance that is learned from residuals of the training rows is too small for new rows. So the validation set,
     which nothing is trained on, widens the predicted variance by a factor and a floor. The floor has the greatest
-    likelihood of the validation rows. The factor is the geometric mean of two factors: one has the greatest likelihood,
-    and with the other nine tenths of these rows lie in the 90 % intervals. No predicted variance is below the least
+    likelihood of the validation rows. The factor is the geometric mean of two factors. One has the greatest likelihood.
+    With the other, nine tenths of these rows lie in the 90 % intervals. No predicted variance is below the least
     variance of these rows, however far a new row lies from all others (`jaxcal.networks.Widening`).
 
     The presets, which are settings of papers, have the plain likelihood, and nothing is widened. Every training of the
